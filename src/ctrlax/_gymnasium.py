@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -35,8 +34,9 @@ class _Watch(MetaPathFinder):
 
 
 def _register() -> None:
-    # Importing the module registers. Where that module is what imports Gymnasium, it is half-way through and goes on to.
-    import_module("ctrlax.world.gym")
+    from ctrlax.world.gym_ids import register
+
+    register()
 
 
 def register_now_or_on_import() -> None:
