@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "ctrlax"
 ROOMS = ("ode", "world", "model", "agent", "lab")
 BASE = ("errors", "names", "config")  # what every room may know
 IMPORTED_WHERE_USED = ("ray", "gymnasium", "pyarrow", "matplotlib", "PIL")
-FILES_OPENED_IN = ("cli.py", "model/dataset.py", "world/load.py", "world/render.py", "lab/")
+FILES_OPENED_IN = ("cli.py", "commands/", "model/dataset.py", "world/load.py", "world/render.py", "lab/")
 OPENING_METHODS = {
     *("open", "read_text", "write_text", "read_bytes", "write_bytes", "savefig", "imsave"),
     *("savez", "savez_compressed", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile", "memmap"),
@@ -51,15 +51,17 @@ def imports(source: Source, under: ast.AST | None = None) -> Iterator[tuple[int,
             yield from ((node.lineno, f"{start}.{alias.name}") for alias in node.names)
 
 
-def outside_functions(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements that run when the module is imported."""
-    waiting: list[ast.stmt] = list(tree.body)
+def run_when_imported(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The simple statements outside functions."""
+    waiting: list[ast.AST] = list(tree.body)
     while waiting:
-        node = waiting.pop()
+        node = waiting.pop(0)
         if isinstance(node, Function) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
             continue
-        yield node
-        waiting += [child for child in ast.walk(node) if child is not node and isinstance(child, ast.stmt)]
+        inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
+        if isinstance(node, ast.stmt) and not inner:
+            yield node
+        waiting += inner
 
 
 def no_room_imports_a_later_one(source: Source) -> Iterator[str]:
@@ -132,10 +134,11 @@ def calls_on_open_files(function: ast.AST) -> Iterator[ast.Call]:
 
 
 def large_libraries_are_imported_where_used(source: Source) -> Iterator[str]:
-    for statement in outside_functions(source.tree):
+    allowed = ("gymnasium",) if source.path == "world/gym.py" else ()  # its classes inherit from Gymnasium's
+    for statement in run_when_imported(source.tree):
         if isinstance(statement, ast.Import | ast.ImportFrom):
             for line, name in imports(source, statement):
-                if name.split(".")[0] in IMPORTED_WHERE_USED:
+                if name.split(".")[0] in IMPORTED_WHERE_USED and name.split(".")[0] not in allowed:
                     yield f"{line}: imports {name} at module level"
 
 
@@ -166,7 +169,7 @@ def keys_are_keyword_only_and_never_defaulted(source: Source) -> Iterator[str]:
 
 
 def importing_changes_no_flag_of_jax(source: Source) -> Iterator[str]:
-    for statement in outside_functions(source.tree):
+    for statement in run_when_imported(source.tree):
         if re.search(r"\bconfig\.update\(|\bjax\.config\.\w+ = ", ast.unparse(statement)):
             yield f"{statement.lineno}: {ast.unparse(statement)}"
         if source.path != "cli.py" and re.search(
