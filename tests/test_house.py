@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "ctrlax"
 ROOMS = ("ode", "world", "model", "agent", "lab")
 BASE = ("errors", "names", "config")  # what every room may know
 IMPORTED_WHERE_USED = ("ray", "gymnasium", "pyarrow", "matplotlib", "PIL")
-FILES_OPENED_IN = ("cli.py", "commands/", "model/dataset.py", "world/load.py", "world/render.py", "lab/")
+FILES_OPENED_IN = ("cli.py", "model/dataset.py", "world/load.py", "world/render.py", "lab/")
 OPENING_METHODS = {
     *("open", "read_text", "write_text", "read_bytes", "write_bytes", "savefig", "imsave"),
     *("savez", "savez_compressed", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile", "memmap"),
