@@ -32,7 +32,7 @@ COLORS = {
     "action": (214, 88, 38),
 }
 ROW = 24  # height of one line of the panel, in pixels
-Point = Sequence[float] | np.ndarray
+Point = Sequence[Any] | np.ndarray  # x and y in metres
 
 
 @dataclasses.dataclass
@@ -168,7 +168,7 @@ def frame(
     elif env.draw is None:
         _coordinates(pen, env, state, reach, width, top_of_panel)
     else:
-        env.draw(Canvas(pen, (0, 0, width, top_of_panel)), state, np.nan_to_num(action))
+        env.draw(Canvas(pen, (0.0, 0.0, float(width), float(top_of_panel))), state, np.nan_to_num(action))
     _panel(pen, env, action, time, top_of_panel, (width, height))
     return np.asarray(image.reduce(SUPERSAMPLING))
 

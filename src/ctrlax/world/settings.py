@@ -1,10 +1,13 @@
 """The constants a built-in system runs with: those of its variant, with the user's own in their place."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from ctrlax.errors import UserError
+from ctrlax.names import unknown_name
 
 
 def choose(
@@ -21,23 +24,18 @@ def choose(
     (its decimal text will do, as it comes from a command line or a file's metadata).
     """
     if variant not in variants:
-        raise UserError(f"{system}: variant must be one of {_listed(variants)}, not {variant!r}")
+        raise unknown_name(f"variant of {system}", str(variant), variants)
     constants = dict(variants[variant])
     for name, value in settings.items():
         if name not in constants:
-            raise UserError(f"{system} has no setting {name!r}; it has variant, {_listed(constants)}")
-        if choices and name in choices:
-            if value not in choices[name]:
-                raise UserError(f"{system}: {name} must be one of {_listed(choices[name])}, not {value!r}")
+            raise unknown_name(f"setting of {system}", name, ["variant", *constants])
+        if choices is None or name not in choices:
+            constants[name] = _number(system, name, value)
+        elif value in choices[name]:
             constants[name] = value
         else:
-            constants[name] = _number(system, name, value)
+            raise unknown_name(f"{name} of {system}", str(value), choices[name])
     return constants
-
-
-def recorded(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Settings as `Environment.settings` keeps them: text, which `choose` reads back to the same values."""
-    return tuple(sorted((name, str(value)) for name, value in settings.items()))
 
 
 def _number(system: str, name: str, value: Any) -> float:
@@ -46,9 +44,5 @@ def _number(system: str, name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
-        raise UserError(f"{system}: {name} must be a finite number, zero or more, not {value!r}")
+        raise UserError(f"{system}: {name} must be a finite number, zero or more, but {value!r} came")
     return number
-
-
-def _listed(names) -> str:
-    return ", ".join(sorted(names))

@@ -34,7 +34,7 @@ import numpy as np
 
 from ctrlax.world.environment import Environment
 from ctrlax.world.render import Canvas
-from ctrlax.world.settings import choose, recorded
+from ctrlax.world.settings import choose
 
 MASS, LENGTH, CENTRE, INERTIA, GRAVITY = 1.0, 1.0, 0.5, 1.0, 9.8  # of either link
 TORQUE = {"paper": 4.0, "reference": 5.0}
@@ -57,9 +57,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
 
     return Environment(
         name="acrobot",
-        source="acrobot",
         variant=variant,
-        settings=recorded(settings),
         state_names=("theta1", "theta2", "omega1", "omega2"),
         state_units=("rad", "rad", "rad/s", "rad/s"),
         action_names=tuple(f"torque{joint}" for joint in joints),
@@ -127,7 +125,7 @@ def reward_rate(velocity_cost: float, action_cost: float):
 def draw(canvas: Canvas, state: np.ndarray, shares: np.ndarray) -> None:
     canvas.view(-2.5, 2.5, -2.25, 2.25)
     elbow = np.array([np.sin(state[0]), -np.cos(state[0])])
-    tip = elbow + [np.sin(state[0] + state[1]), -np.cos(state[0] + state[1])]
+    tip = elbow + np.array([np.sin(state[0] + state[1]), -np.cos(state[0] + state[1])])
     canvas.goal((0, 2 * LENGTH))
     canvas.line([(0, 0), elbow], "body", width=0.13)
     canvas.line([elbow, tip], "second", width=0.11)

@@ -29,7 +29,7 @@ import numpy as np
 
 from ctrlax.world.environment import Environment
 from ctrlax.world.render import Canvas
-from ctrlax.world.settings import choose, recorded
+from ctrlax.world.settings import choose
 
 CART, POLE, HALF_LENGTH, GRAVITY = 1.0, 0.1, 1.0, 9.8
 FORCE, NEWTONS = 3.0, 3.0  # bound of the action, and newtons to one of its units
@@ -49,9 +49,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
 
     return Environment(
         name="cartpole",
-        source="cartpole",
         variant=variant,
-        settings=recorded(settings),
         state_names=("x", "v", "theta", "omega"),
         state_units=("m", "m/s", "rad", "rad/s"),
         action_names=("force",),

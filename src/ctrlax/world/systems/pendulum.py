@@ -24,7 +24,7 @@ import numpy as np
 
 from ctrlax.world.environment import Environment
 from ctrlax.world.render import Canvas
-from ctrlax.world.settings import choose, recorded
+from ctrlax.world.settings import choose
 
 MASS, LENGTH, GRAVITY = 1.0, 1.0, 10.0
 TORQUE = 2.0
@@ -43,9 +43,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
 
     return Environment(
         name="pendulum",
-        source="pendulum",
         variant=variant,
-        settings=recorded(settings),
         state_names=("theta", "omega"),
         state_units=("rad", "rad/s"),
         action_names=("torque",),
