@@ -41,6 +41,13 @@ class Parts:
     def numbers(self) -> tuple[str, ...]:
         return (self.time, *self.observations, *self.actions, *([self.reward] if self.reward else []))
 
+    @property
+    def observation_names(self) -> tuple[str, ...]:
+        names: list[str] = []
+        for column in self.observations:
+            names += circle_names(column) if column in self.circles else [own_name(column)]
+        return tuple(names)
+
 
 def own_name(column: str) -> str:
     """The name of a coordinate: its column without the prefix."""
@@ -86,7 +93,7 @@ def assign(
     found = _ambiguous(head)
     observed = _named(head, obs, OBSERVATION, "observation", found)
     acted = _named(head, act, ACTION, "action", found)
-    if obs is None and not observed:
+    if not obs and not observed:
         problem = f"no observation columns (obs.<name>) among {', '.join(head.names)}"
         found.append(Finding("error", head.file, problem, "Name them, e.g. --obs x,theta --act u."))
     if act is None and not acted and observed:

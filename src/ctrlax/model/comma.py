@@ -7,7 +7,7 @@ import dataclasses
 import io
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from typing import BinaryIO
 
 import numpy as np
@@ -58,11 +58,13 @@ def sheet(file: BinaryIO, head: Head, wanted: Sequence[str], label: str | None) 
             rows = _even(piece, head, findings)
             if not rows:
                 continue
-            fields, at = list(zip(*(row for _, row in rows), strict=True)), np.array([line for line, _ in rows])
-            numbers = [numbers_from(fields[p], at, head.file, c, findings) for p, c in zip(places, wanted, strict=True)]
-            values.append(np.stack(numbers, axis=1))
-            lines.append(at)
-            labels += map(_label, fields[head.names.index(label)]) if label else []
+            fields = [list(column) for column in zip(*(row for _, row in rows), strict=True)]
+            at, sound = np.array([line for line, _ in rows]), np.ones(len(rows), bool)
+            pairs = zip(places, wanted, strict=True)
+            numbers = [numbers_from(fields[place], at, head.file, name, findings, sound) for place, name in pairs]
+            values.append(np.stack(numbers, axis=1)[sound])
+            lines.append(at[sound])
+            labels += map(_label, compress(fields[head.names.index(label)], sound)) if label else []
     return Sheet(np.concatenate(values), labels if label else None, np.concatenate(lines), _merged(findings))
 
 

@@ -193,18 +193,18 @@ def read(
         sheet = form.sheet(file, head, parts.numbers, parts.episode)
     found += [*sheet.findings, *unlabelled(sheet, path.name, parts.episode)]
     rows = gather(parts.numbers, sheet.values, sheet.labels, sheet.lines)
-    examined = examine(
+    report = examine(
         rows,
         file=path.name,
         circles=parts.circles,
         time_unit=metadata.units.get("time"),
         on_nan=on_nan,
         on_duplicate=on_duplicate,
+        before=found,
     )
-    report = Report((*found, *examined.findings))
     report.raise_errors()
     rows = _circled(rows.without_missing(on_nan), parts).without_duplicates(on_duplicate)
-    names, units = _observation_names(parts), dict(metadata.units)
+    names, units = parts.observation_names, dict(metadata.units)
     for column in parts.circles:
         units.pop(own_name(column), None)
     return Dataset(
@@ -270,13 +270,6 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path} cannot be written ({refused.strerror}). Check that the folder exists.") from refused
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _observation_names(parts: Parts) -> tuple[str, ...]:
-    names: list[str] = []
-    for column in parts.observations:
-        names += circle_names(column) if column in parts.circles else [own_name(column)]
-    return tuple(names)
 
 
 def _circled(rows: Rows, parts: Parts) -> Rows:

@@ -10,6 +10,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import BinaryIO
 
 import numpy as np
@@ -146,12 +147,13 @@ def _assemble(
     rows: int,
 ) -> Sheet:
     lines: Int[np.ndarray, " row"] = np.arange(1, rows + 1)
-    values, findings = np.empty((rows, len(columns))), []
+    values, findings, sound = np.empty((rows, len(columns))), [], np.ones(rows, bool)
     for place, (column, numbers) in enumerate(columns):
         values[:, place] = (
-            numbers_from(numbers, lines, head.file, column, findings) if isinstance(numbers, list) else numbers
+            numbers_from(numbers, lines, head.file, column, findings, sound) if isinstance(numbers, list) else numbers
         )
-    return Sheet(values, labels, lines, tuple(findings))
+    kept = None if labels is None else list(compress(labels, sound))
+    return Sheet(values[sound], kept, lines[sound], tuple(findings))
 
 
 def _single(name: str, problem: str, remedy: str, column: str | None = None) -> UserError:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from ctrlax.model.validation import Finding
 
@@ -45,29 +45,24 @@ def unlabelled(sheet: Sheet, file: str, column: str | None) -> list[Finding]:
 
 
 def numbers_from(
-    texts: Sequence[str], lines: Int[np.ndarray, " row"], file: str, column: str, findings: list[Finding]
+    texts: list[str],
+    lines: Int[np.ndarray, " row"],
+    file: str,
+    column: str,
+    findings: list[Finding],
+    sound: Bool[np.ndarray, " row"],
 ) -> Float[np.ndarray, " row"]:
-    """Texts as float64, exactly; an empty field is NaN. The first text that is no number is added to ``findings``."""
+    """Texts as float64, exactly; an empty field is NaN.
+
+    The first text that is no number is added to ``findings``, and all rows with such a text are no longer ``sound``.
+    """
     try:
         return np.fromiter(map(float, texts), float, len(texts))
     except ValueError:
-        return _with_faults(texts, lines, file, column, findings)
-
-
-def _with_faults(
-    texts: Sequence[str], lines: np.ndarray, file: str, column: str, findings: list[Finding]
-) -> np.ndarray:
-    values, faults = np.full(len(texts), np.nan), []
-    for i, text in enumerate(texts):
-        if text.strip().lower() in _MISSING:
-            continue
-        try:
-            values[i] = float(text)
-        except ValueError:
-            faults.append(i)
-            values[i] = 0.0  # reported here, so not once more as a missing number
+        values, faults = _with_faults(texts)
     if faults:
-        text = str(texts[faults[0]])
+        sound[faults] = False
+        text = texts[faults[0]]
         shown = text if len(text) <= 40 else text[:37] + "..."
         comma = text.count(",") == 1 and text.replace(",", "").strip().lstrip("-").isdigit()
         remedy = (
@@ -76,3 +71,15 @@ def _with_faults(
         row, more = int(lines[faults[0]]), len(faults) - 1
         findings.append(Finding("error", file, f"expected a number, got '{shown}'", remedy, row, column, shown, more))
     return values
+
+
+def _with_faults(texts: list[str]) -> tuple[np.ndarray, list[int]]:
+    values, faults = np.full(len(texts), np.nan), []
+    for i, text in enumerate(texts):
+        if text.strip().lower() in _MISSING:
+            continue
+        try:
+            values[i] = float(text)
+        except ValueError:
+            faults.append(i)
+    return values, faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -54,9 +54,9 @@ class Report:
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
     def raise_errors(self) -> None:
-        """All errors as one `UserError`; nothing if there are none."""
-        if errors := self.of("error"):
-            raise UserError("\n".join(str(finding) for finding in errors))
+        """All errors as one `UserError`, in the order of their rows; nothing if there are none."""
+        if errors := sorted(self.of("error"), key=lambda finding: finding.row or 0):
+            raise UserError("\n".join(map(str, errors)))
 
     def __str__(self) -> str:
         return "\n".join(f"{finding.severity}: {finding}" for finding in self.findings)
@@ -70,13 +70,14 @@ def examine(
     time_unit: str | None = None,
     on_nan: str = "error",
     on_duplicate: str = "error",
+    before: Sequence[Finding] = (),
 ) -> Report:
     """What is wrong with the rows of ``file``, and what is only worth knowing.
 
-    ``circles`` names the angle columns with their stated unit. A row that is reported once is left out of the later
-    checks, so one mistake is one finding.
+    ``circles`` names the angle columns with their stated unit; what was found ``before``, on loading, heads the report.
+    A row that is reported once is left out of the later checks, so one mistake is one finding.
     """
-    found = _missing(rows, file, on_nan)
+    found = [*before, *_missing(rows, file, on_nan)]
     rows = rows.without_missing("split" if on_nan == "split" else "drop")
     found += _time_order(rows, file, on_duplicate)
     rows = rows.without_duplicates("first")
@@ -104,7 +105,8 @@ def _missing(rows: Rows, file: str, on_nan: str) -> list[Finding]:
         if not bad.any():
             continue
         at = _first(rows, bad, place)
-        problem = f"expected a finite number, got {at['value']}"
+        got = "nan or an empty field" if at["value"] == "nan" else at["value"]
+        problem = f"expected a finite number, got {got}"
         remedy = "Mend it, or leave such rows out (--on-nan drop) or cut the episode there (--on-nan split)."
         if on_nan == "error":
             found.append(Finding("error", file, problem, remedy, **at))
@@ -137,8 +139,10 @@ def _time_order(rows: Rows, file: str, on_duplicate: str) -> list[Finding]:
 
 def _lengths(rows: Rows, file: str) -> list[Finding]:
     lengths = rows.lengths
+    if not len(lengths):
+        return [Finding("error", file, "no rows of numbers", "Record or export the rows below the names as well.")]
     if not (lengths > 1).any():
-        problem = "no episode has two points or more" if len(lengths) else "no rows are left to learn from"
+        problem = "no episode has two points or more"
         remedy = "Check the episode column (--episode): it must be the same for all rows of one trajectory."
         return [Finding("error", file, problem, remedy)]
     found = []
@@ -161,7 +165,7 @@ def _time_unit(rows: Rows, file: str, stated: str | None) -> list[Finding]:
     steps, episodes, places = steps[within], rows.episodes[within], np.flatnonzero(within)
     if not (steps > 0).any():
         return []
-    middle = float(np.median(steps[steps > 0]))
+    middle = float(np.quantile(steps[steps > 0], 0.5, method="lower"))
     own, first = _median_steps(steps, episodes)
     if (odd := (own > middle * _UNIT_MIX) | ((own > 0) & (own < middle / _UNIT_MIX))).any():
         episode = int(np.flatnonzero(odd)[0])
@@ -217,7 +221,7 @@ def _angle(rows: Rows, place: int, file: str, stated: str | None) -> list[Findin
             Finding("error", file, f"the unit {stated} is not one of an angle", remedy, column=column, value=stated)
         ]
     if unit is None:
-        problem = f"the angle runs from {reach}: radians or degrees?"
+        problem = f"the angle runs from {reach}, which may be radians or degrees"
         remedy = f"Say which (--angles {name}:rad or --angles {name}:deg)."
         return [Finding("error", file, problem, remedy, column=column, value=reach)]
     if unit == "deg" and stated is None:
