@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,7 +69,7 @@ class Record:
         elif found:
             raise UserError(f"{folder} is not empty and holds no run. Name a new or an empty folder with --out.")
         try:
-            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)  # the header first: nothing else tells whose folder it is
             checkpoint.write_aside(folder / HEADER, [_json(header, indent=2), b"\n"])
             checkpoint.sync_folder(folder.absolute().parent)
         except OSError as error:
@@ -236,8 +237,10 @@ class Record:
             raise UserError(f"Another process is writing {self.folder}. Wait for it or stop it, then resume.") from None
         self._length = self._length or 0
         file.truncate(self._length)
+        (self.folder / CHECKPOINTS).mkdir(exist_ok=True)
         self._clear_leftovers()
         checkpoint.sync_folder(self.folder)
+        weakref.finalize(self, file.close)
         self._file = file
         return file
 
