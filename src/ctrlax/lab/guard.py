@@ -1,7 +1,6 @@
 """What happens when numbers go bad: skip, count, roll back, stop.
 
-Inside a compiled phase `guarded_update` leaves out an update whose loss or gradient is not finite and `Health` counts
-it. Between compiled chunks, on the host, `Guard` looks at the counts of every seed: one that skipped too often repeats
+Inside a compiled phase `model.update` leaves out an update whose loss or gradient is not finite and counts it. Between compiled chunks, on the host, `Guard` looks at the counts of every seed: one that skipped too often repeats
 the chunk from the state before it with a smaller step; when that does not help, training stops and leaves a dump.
 """
 
@@ -12,16 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.tree_util import keystr, tree_map_with_path
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from ctrlax.errors import UserError
 from ctrlax.lab import checkpoint
+from ctrlax.model.update import Health
 
 SKIPPED_IN_A_ROW = (
     10  # fresh draws at parameters that stand still: ten bad ones in a row are no bad luck, they are stuck
@@ -31,71 +29,6 @@ ROLLBACKS = 3  # per chunk: at an eighth of the step the cause is not the step
 SMALLER = 0.5  # the step after a rollback; each good chunk undoes one halving
 
 Chunk = Callable[[PyTree, Float[np.ndarray, " seed"]], tuple[PyTree, PyTree, "Health"]]
-
-
-class Health(eqx.Module):
-    """Counts of what a phase applied and left out, for one seed or with a leading seed axis."""
-
-    updates: Int[Array, "*seed"]  # applied
-    skipped: Int[Array, "*seed"]
-    skipped_in_a_row: Int[Array, "*seed"]  # up to now
-    longest_skipped: Int[Array, "*seed"]  # the most there were in a row
-    unhealthy_trajectories: Int[Array, "*seed"]
-    rollbacks: Int[Array, "*seed"]
-
-    @classmethod
-    def none(cls, shape: tuple[int, ...] = ()) -> Health:
-        """Nothing counted yet: what a chunk begins with."""
-        return cls(*(jnp.zeros(shape, jnp.int32) for _ in dataclasses.fields(cls)))
-
-    def counted(self, applied: Bool[Array, "*seed"], unhealthy_trajectories: Int[Array, "*seed"] | int = 0) -> Health:
-        """With one update more, ``applied`` or not, that left out ``unhealthy_trajectories``."""
-        taken = jnp.asarray(applied).astype(jnp.int32)
-        in_a_row = (self.skipped_in_a_row + 1) * (1 - taken)
-        return Health(
-            updates=self.updates + taken,
-            skipped=self.skipped + 1 - taken,
-            skipped_in_a_row=in_a_row,
-            longest_skipped=jnp.maximum(self.longest_skipped, in_a_row),
-            unhealthy_trajectories=self.unhealthy_trajectories + jnp.asarray(unhealthy_trajectories, jnp.int32),
-            rollbacks=self.rollbacks,
-        )
-
-    def then(self, later: Health) -> Health:
-        """These counts and those of what came after."""
-        return Health(
-            updates=self.updates + later.updates,
-            skipped=self.skipped + later.skipped,
-            skipped_in_a_row=later.skipped_in_a_row,
-            longest_skipped=jnp.maximum(self.longest_skipped, later.longest_skipped),
-            unhealthy_trajectories=self.unhealthy_trajectories + later.unhealthy_trajectories,
-            rollbacks=self.rollbacks + later.rollbacks,
-        )
-
-
-def guarded_update(
-    optimiser: optax.GradientTransformation,
-    gradients: PyTree,
-    loss: Float[Array, ""],
-    optimiser_state: PyTree,
-    parameters: PyTree,
-    step_scale: Float[Array, ""] | float = 1.0,
-) -> tuple[PyTree, PyTree, Bool[Array, ""]]:
-    """One Optax update times ``step_scale``, or none: new parameters, new optimiser state, whether it was applied.
-
-    It is applied when the loss, every gradient, and all that the update makes of them are finite: a gradient of 1e20 is
-    finite and its square, Adam's second moment, is not. Otherwise parameters and moments stay as they were, bit for
-    bit. For one seed; ``vmap`` is the caller's. A loss over no healthy trajectory must be NaN to be seen here.
-    """
-    updates, new_state = optimiser.update(gradients, optimiser_state, parameters)
-    updates = jax.tree.map(lambda update: update * jnp.asarray(step_scale, update.dtype), updates)
-    new_parameters = eqx.apply_updates(parameters, updates)
-    old, new = (parameters, optimiser_state), (new_parameters, new_state)
-    applied = jnp.all(jnp.isfinite(loss)) & _all_finite(gradients) & _none_became_bad(old, new)
-    parameters, optimiser_state = jax.tree.map(
-        lambda kept, made: jnp.where(applied, made, kept) if eqx.is_array(made) else made, old, new
-    )
-    return parameters, optimiser_state, applied
 
 
 class Outcome(NamedTuple):
@@ -249,22 +182,6 @@ def take_lanes(lanes: Bool[np.ndarray, " seed"], tree: PyTree) -> PyTree:
     """The seeds in ``lanes`` alone."""
     rows = np.flatnonzero(lanes)
     return jax.tree.map(lambda leaf: leaf[rows] if isinstance(leaf, jax.Array | np.ndarray) else leaf, tree)
-
-
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
-    return jnp.all(jnp.stack(finite)) if finite else jnp.array(True)
-
-
-def _none_became_bad(old: PyTree, new: PyTree) -> Bool[Array, ""]:
-    """Whether what was finite still is; an optimiser may hold an infinity on purpose, as a best loss so far."""
-    return _all_finite(
-        jax.tree.map(
-            lambda kept, made: jnp.where(jnp.isfinite(kept), made, 0.0) if eqx.is_inexact_array(made) else None,
-            old,
-            new,
-        )
-    )
 
 
 def _rolled_back(health: Health) -> Health:

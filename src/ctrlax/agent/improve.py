@@ -1,0 +1,223 @@
+"""Imagined -> losses -> better agent: lines 9 to 13 of Algorithm 1, pure, one seed; `vmap` adds more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ctrlax import config
+from ctrlax.agent.critic import Critic
+from ctrlax.agent.imagine import Imagined, RewardRate, imagine
+from ctrlax.agent.policy import Policy
+from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.update import guarded_update
+from ctrlax.ode.solvers import named
+
+
+class Starts(eqx.Module):
+    """Observations that imagination may start from; ``q(s)`` of `eq:actor-loss` is uniform over those present."""
+
+    observations: Float[Array, "*seed candidate observation"]
+    present: Bool[Array, "*seed candidate"]
+
+
+class AgentState(eqx.Module):
+    """Between two updates."""
+
+    policy: Policy
+    critic: Critic
+    target: Critic
+    policy_moments: optax.OptState
+    critic_moments: optax.OptState
+    imagined: Starts  # states of the update before, to start from again
+    iteration: Int[Array, ""]
+    key: PRNGKeyArray
+
+
+class AgentMetrics(NamedTuple):
+    """Of one update."""
+
+    value: Float[Array, ""]  # mean of V^H over the starts: the actor's objective
+    reward: Float[Array, ""]  # mean imagined reward rate, discounted and averaged alike
+    critic_loss: Float[Array, ""]
+    effort: Float[Array, ""]  # mean |action| at the starts, in units of its bounds
+    unhealthy: Int[Array, ""]
+    applied: Bool[Array, ""]
+    work: Int[Array, ""]
+
+
+_ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
+
+
+def begin(policy: Policy, critic: Critic, starts: Starts, *, keep: int, key: PRNGKeyArray) -> AgentState:
+    """Fresh optimiser moments and a fresh target, as at the start of every round. ``keep``: imagined states kept."""
+    policy_moments = _ADAM.init(eqx.filter(policy, eqx.is_inexact_array))
+    critic_moments = _ADAM.init(eqx.filter(critic, eqx.is_inexact_array))
+    size = starts.observations.shape[-1]
+    imagined = Starts(jnp.zeros((keep, size)), jnp.zeros(keep, bool))
+    zero = jnp.zeros((), jnp.int32)
+    return AgentState(policy, critic, critic, policy_moments, critic_moments, imagined, zero, key)
+
+
+def draw_horizons(horizon: float, count: int, *, key: PRNGKeyArray) -> Float[Array, " time"]:
+    """``0``, then ``count`` horizons ``h ~ U[0, H]`` stratified, one in each of as many equal pieces, then ``H`` itself."""
+    inside = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
+    # A horizon drawn on the rim of its piece would leave a step of length zero: keep a millionth away.
+    inside = jnp.clip(inside, 1e-6, 1 - 1e-6)
+    return horizon * jnp.concatenate([jnp.zeros(1), inside, jnp.ones(1)])
+
+
+def draw_starts(starts: Starts, count: int, *, key: PRNGKeyArray) -> Float[Array, "start observation"]:
+    """``count`` states uniform over those present (line 10)."""
+    weights = jnp.where(starts.present, 0.0, -jnp.inf)
+    return starts.observations[jax.random.categorical(key, weights, shape=(count,))]
+
+
+def values(
+    imagined: Imagined, critic: Critic, times: Float[Array, " time"], discount_time: float
+) -> Float[Array, "member start time"]:
+    """``V^h(s)`` of `eq:value2` for every horizon in ``times``: the reward integral plus the discounted critic."""
+    ahead = jax.vmap(jax.vmap(jax.vmap(critic)))(imagined.states)
+    return imagined.returns + jnp.exp(-times / discount_time) * ahead
+
+
+def horizon_target(
+    imagined: Imagined, target: Critic, times: Float[Array, " time"], discount_time: float
+) -> Float[Array, "member start"]:
+    """``E_h V^h(s)`` of `eq:critic-loss` by the drawn horizons (the first time is 0, the last is ``H``), without gradient.
+
+    One horizon drawn, and it is TD-h; horizons on every multiple of a step, and it is the mean of the h-step returns.
+    """
+    marginal = values(imagined, target, times, discount_time)[..., 1:-1]
+    return jax.lax.stop_gradient(jnp.mean(marginal, axis=-1))
+
+
+def healthy_mean(value: Float[Array, "member start"], healthy: Bool[Array, "member start"]) -> Float[Array, ""]:
+    """Over healthy trajectories only; NaN where there is none."""
+    return jnp.sum(jnp.where(healthy, value, 0.0)) / jnp.sum(healthy)
+
+
+def agent_update(
+    settings: config.Agent,
+    reward_rate: RewardRate,
+    dynamics: AbstractDynamics,
+    state: AgentState,
+    starts: Starts,
+    bootstrap: Float[Array, ""],
+    step_scale: Float[Array, ""],
+) -> tuple[AgentState, AgentMetrics]:
+    """Lines 10 to 12 of Algorithm 1. ``bootstrap`` weighs the critic in the actor's loss."""
+    key, horizon_key, start_key, member_key = jax.random.split(state.key, 4)
+    times = draw_horizons(settings.horizon, settings.horizons, key=horizon_key)
+    begins = _draw_begins(settings, state, starts, key=start_key)
+    members, lanes = _assign(settings, dynamics, begins, key=member_key)
+    target = _refreshed(state, settings.target_every)
+    trained, rest = eqx.partition(state.policy, eqx.is_inexact_array)
+
+    def actor_loss(trained: Policy) -> tuple[Array, Imagined]:
+        """`eq:actor-loss`, negated."""
+        imagined = imagine(
+            dynamics, members, eqx.combine(trained, rest), reward_rate, lanes, times, named(settings.solver),
+            discount_time=settings.discount_time,
+        )  # fmt: skip
+        ahead = jax.vmap(jax.vmap(jax.vmap(state.critic)))(imagined.states)
+        value = imagined.returns + bootstrap * jnp.exp(-times / settings.discount_time) * ahead
+        objective = value[..., -1] if settings.actor_objective == "horizon" else jnp.mean(value[..., 1:], axis=-1)
+        return -healthy_mean(objective, imagined.healthy), imagined
+
+    (loss, imagined), gradient = jax.value_and_grad(actor_loss, has_aux=True)(trained)
+    rate = settings.rate * step_scale
+    trained, policy_moments, applied = guarded_update(_ADAM, gradient, loss, state.policy_moments, trained, rate)
+    regressed = horizon_target(imagined, target, times, settings.discount_time)
+    critic, critic_moments, critic_loss, critic_applied = _critic_steps(
+        settings, state, lanes, regressed, imagined.healthy, rate
+    )
+    metrics = AgentMetrics(
+        value=-loss,
+        reward=healthy_mean(imagined.returns[..., -1], imagined.healthy) / _discounted_time(settings),
+        critic_loss=critic_loss,
+        effort=jnp.mean(jnp.abs(jax.vmap(state.policy)(begins) - state.policy.middle) / state.policy.reach),
+        unhealthy=jnp.sum(~imagined.healthy),
+        applied=applied & critic_applied,
+        work=imagined.work,
+    )
+    kept = _kept(imagined, state.imagined)
+    policy = eqx.combine(trained, rest)
+    state = AgentState(policy, critic, target, policy_moments, critic_moments, kept, state.iteration + 1, key)
+    return state, metrics
+
+
+def _discounted_time(settings: config.Agent) -> float:
+    """``eta (1 - exp(-H/eta))``: what a reward rate of one integrates to."""
+    return settings.discount_time * float(-jnp.expm1(-settings.horizon / settings.discount_time))
+
+
+def _draw_begins(
+    settings: config.Agent, state: AgentState, starts: Starts, *, key: PRNGKeyArray
+) -> Float[Array, "start observation"]:
+    seen_key, imagined_key, choice_key = jax.random.split(key, 3)
+    seen = draw_starts(starts, settings.starts, key=seen_key)
+    if settings.imagined_starts == 0:
+        return seen
+    again = draw_starts(state.imagined, settings.starts, key=imagined_key)
+    share = jnp.where(jnp.any(state.imagined.present), settings.imagined_starts, 0.0)
+    chosen = jax.random.bernoulli(choice_key, share, (settings.starts, 1))
+    return jnp.where(chosen, again, seen)
+
+
+def _assign(
+    settings: config.Agent, dynamics: AbstractDynamics, begins: Float[Array, "start observation"], *, key: PRNGKeyArray
+) -> tuple[Members, Float[Array, "member start observation"]]:
+    """``E_q(theta)`` of `eq:value2`: every start through every member, or an equal share of the starts through each.
+
+    Starts are drawn independently, so which member gets which is no choice at all.
+    """
+    members = dynamics.draw(key=key)
+    count = dynamics.member_count()
+    if settings.members_per_start == "all":
+        return members, jnp.broadcast_to(begins, (count, *begins.shape))
+    return members, begins[: len(begins) // count * count].reshape(count, -1, begins.shape[-1])
+
+
+def _refreshed(state: AgentState, every: int) -> Critic:
+    copied = state.iteration % every == 0
+    return jax.tree.map(lambda new, old: jnp.where(copied, new, old), state.critic, state.target)
+
+
+def _critic_steps(settings, state, lanes, regressed, healthy, rate):
+    """`eq:critic-loss`: ``critic_steps`` steps towards the same targets."""
+    trained, rest = eqx.partition(state.critic, eqx.is_inexact_array)
+    if settings.members_per_start == "all":  # the expectation over members stands inside the square
+        count = jnp.sum(healthy, axis=0, keepdims=True)
+        regressed = jnp.sum(jnp.where(healthy, regressed, 0.0), axis=0, keepdims=True) / jnp.maximum(count, 1)
+        healthy, lanes = count > 0, lanes[:1]
+
+    def critic_loss(trained: Critic) -> Array:
+        predicted = jax.vmap(jax.vmap(eqx.combine(trained, rest)))(lanes)
+        return healthy_mean((predicted - regressed) ** 2, healthy)
+
+    def step(carry, _):
+        trained, moments = carry
+        loss, gradient = jax.value_and_grad(critic_loss)(trained)
+        trained, moments, applied = guarded_update(_ADAM, gradient, loss, moments, trained, rate)
+        return (trained, moments), (loss, applied)
+
+    (trained, moments), (losses, applied) = jax.lax.scan(
+        step, (trained, state.critic_moments), None, length=settings.critic_steps
+    )
+    return eqx.combine(trained, rest), moments, losses[0], jnp.all(applied)
+
+
+def _kept(imagined: Imagined, before: Starts) -> Starts:
+    """States along the way of healthy trajectories, as many as are kept."""
+    size = before.observations.shape[0]
+    states = imagined.states[:, :, 1:]
+    healthy = jnp.broadcast_to(imagined.healthy[..., None], states.shape[:3]).reshape(-1)
+    flat = jax.lax.stop_gradient(states).reshape(-1, states.shape[-1])
+    chosen = jnp.linspace(0, len(flat) - 1, size).astype(jnp.int32) if size else jnp.zeros(0, jnp.int32)
+    return Starts(flat[chosen], healthy[chosen])

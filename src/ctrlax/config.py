@@ -1,0 +1,151 @@
+"""Every setting once: what the command line offers, what a run's header records, what the docs explain.
+
+A preset is a complete `Config`. ``paper`` is the text to the letter, ``reference`` the authors' code with its defects
+repaired, ``default`` ours, chosen by measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from ctrlax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the true system is observed while data is collected."""
+
+    grid: str = "fixed"  # spacing of observations: fixed, uniform, exponential
+    dt: float = 0.1  # s, mean step kappa
+    points: int | None = 50  # observations in a trajectory (the text's T); None: as many as `seconds` holds
+    seconds: float = 5.0  # s, length of a trajectory where `points` is None
+    noise: float = 0.0  # standard deviation of the observation noise sigma
+    hold: Literal["gp", "linear", "hold"] = "gp"  # how logged actions act between observations
+    action_length_scale: float = 0.5  # s, of the kernel that interpolates actions
+    explore_from: Literal["data", "reset"] = (
+        "data"  # exploring roll-outs start from data, or from the start distribution
+    )
+    exploration_scale: float = 0.1  # of the disturbance z(t), in the action's units
+
+    def count(self) -> int:
+        """Observations in one trajectory."""
+        return self.points if self.points is not None else round(self.seconds / self.dt) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Which dynamics are learned."""
+
+    family: str = "enode"  # see `ctrlax list models`
+    structure: tuple[str, ...] = ()  # what is known of the field: affine, second-order
+    members: int = 10  # n_ens
+    gain: float = 1.0  # of the network's initial weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Dynamics learning: lines 4 to 8 of Algorithm 1."""
+
+    window_points: int = 5  # t_s
+    windows_per_trajectory: int | None = 5  # None: `windows` of all trajectories together
+    windows: int = 25  # windows in an update where `windows_per_trajectory` is None
+    matching_updates: int = 500  # gradient matching, before round 1
+    matching_rate: float = 5e-3  # its learning rate
+    warmup_updates: int = 100  # geometric, from `warmup_rate` to `rate`
+    warmup_rate: float = 1e-4
+    rate: float = 1e-3  # learning rate after the warm-up
+    updates: int = 1250  # N_dyn, after the warm-up
+    solver: str = "dopri5"  # of the windows
+    initial_log_noise: float = -1.0  # log sigma at the start, in scaled units
+    learn_noise: bool = True  # Sigma is trainable
+    kl_weight: float = 1.0
+    kl_ramp: float = 0.0  # share of the updates over which the KL weight rises from 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+    """Actor-critic learning: lines 9 to 13 of Algorithm 1."""
+
+    horizon: float = 2.0  # s, H
+    horizons: int = 20  # stratified draws of h in an update
+    starts: int = 100  # N_p
+    members_per_start: Literal["all", "one"] = "all"  # every start through every member, or through one drawn for it
+    updates: int = 250  # N_ac
+    rate: float = 1e-3  # learning rate of actor and critic
+    solver: str = "dopri5"  # of imagination
+    discount_time: float = 5.0  # s, eta
+    target_every: int = 100  # updates between copies of the critic to its target
+    critic_steps: int = 1  # critic steps in an update
+    gain: float = 0.1  # of actor's and critic's initial weights
+    recent: int = 10  # trajectories that starts are drawn from
+    start_from_exploring: bool = False  # exploring trajectories count among the recent ones
+    imagined_starts: float = 0.0  # probability of a start from the update before's imagined states
+    actor_objective: Literal["horizon", "mean"] = "horizon"  # V^H, or the mean over the horizons
+    bootstrap_ramp: int = 0  # rounds over which the critic's weight in the actor loss rises; 0: full from the start
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When a run ends."""
+
+    rounds: int = 20
+    rounds_after_solved: int = 0
+    budget: float | None = None  # hours of computing; None: the environment's time limit
+    trials: int = 10  # of the true environment after every round
+    trial_seconds: float = 30.0
+    confirm: bool = False  # ten fresh trials on top before a seed counts as solved
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A complete experiment but for its seeds."""
+
+    environment: str = "pendulum"
+    variant: str = "paper"
+    preset: str = "default"
+    training_reward: bool = False  # imagine with the environment's training reward rate, where it has one
+    sampling: Sampling = Sampling()
+    model: Model = Model()
+    fit: Fit = Fit()
+    agent: Agent = Agent()
+    schedule: Schedule = Schedule()
+
+    def replaced(self, **changes: Any) -> Config:
+        """With single settings changed, named as ``group__setting`` or ``setting``."""
+        config = self
+        for name, value in changes.items():
+            group, _, setting = name.rpartition("__")
+            if group:
+                inner = dataclasses.replace(getattr(config, group), **{setting: value})
+                config = dataclasses.replace(config, **{group: inner})
+            else:
+                config = dataclasses.replace(config, **{setting: value})
+        return config
+
+
+def preset(name: str, environment: str) -> Config:
+    """The preset's configuration for an environment."""
+    if name not in PRESETS:
+        raise UserError(f"no preset is called {name!r}: choose one of {', '.join(PRESETS)}")
+    return PRESETS[name].replaced(environment=environment)
+
+
+PRESETS = {
+    "paper": Config(preset="paper"),
+    "reference": Config(
+        preset="reference",
+        variant="reference",
+        sampling=Sampling(points=None),
+        model=Model(gain=0.1),
+        fit=Fit(windows_per_trajectory=3, updates=1150, learn_noise=False, kl_ramp=0.5),
+        agent=Agent(actor_objective="mean", bootstrap_ramp=5, critic_steps=10, recent=5, start_from_exploring=True),
+    ),
+    "default": Config(
+        preset="default",
+        training_reward=True,
+        fit=Fit(windows_per_trajectory=None, windows=25, matching_updates=300, updates=500, solver="rk4"),
+        agent=Agent(members_per_start="one", updates=500, horizons=20, solver="rk4", imagined_starts=0.6),
+        schedule=Schedule(confirm=True),
+    ),
+}

@@ -1,0 +1,83 @@
+"""What a dynamics model is: a distribution over fields, of which members are drawn."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ctrlax.model.network import Layers, apply_layers, elu
+from ctrlax.model.structure import AbstractStructure, Scaling
+
+Observation = Float[Array, " observation"]
+Action = Float[Array, " action"]
+Members = Any  # a tree whose arrays carry the member axis first
+
+HIDDEN = (200, 200, 200)  # of every dynamics network (the text's S2)
+
+
+class AbstractDynamics(eqx.Module):
+    """A distribution over controlled fields ``ds/dt = f(s, a)`` on observations."""
+
+    @abc.abstractmethod
+    def draw(self, *, key: PRNGKeyArray) -> Members:
+        """One draw ``theta ~ q(theta)`` for every member (`eq:mc`)."""
+
+    @abc.abstractmethod
+    def rate(self, member: Members, observation: Observation, action: Action) -> Observation:
+        """The field of one member, its axis removed."""
+
+    @abc.abstractmethod
+    def divergence(self) -> Float[Array, ""]:
+        """``KL[q(theta) || p(theta)]`` of `eq:elbo`, in nats; zero for a model without a prior."""
+
+    @abc.abstractmethod
+    def member_count(self) -> int:
+        """How many members a draw has."""
+
+    @abc.abstractmethod
+    def length_scales(self) -> Observation:
+        """Units in which errors of each coordinate are comparable."""
+
+
+class AbstractPosterior(eqx.Module):
+    """A distribution over the weights of one perceptron: what distinguishes ENODE, BENODE, IBNODE and weight-space NODE."""
+
+    @abc.abstractmethod
+    def draw(self, *, key: PRNGKeyArray) -> Layers:
+        """Weights of every member, the member axis first."""
+
+    @abc.abstractmethod
+    def divergence(self) -> Float[Array, ""]:
+        """``KL[q || p]`` in nats."""
+
+    @abc.abstractmethod
+    def member_count(self) -> int:
+        """How many members a draw has."""
+
+
+class NeuralODE(AbstractDynamics):
+    """``ds/dt = f_theta(s, a)``: a structure around a perceptron whose weights have a posterior."""
+
+    posterior: AbstractPosterior
+    structure: AbstractStructure
+    scaling: Scaling
+
+    def draw(self, *, key: PRNGKeyArray) -> Layers:
+        return self.posterior.draw(key=key)
+
+    def rate(self, member: Layers, observation: Observation, action: Action) -> Observation:
+        scaling = jax.lax.stop_gradient(self.scaling)
+        return self.structure.rate(lambda inputs: apply_layers(member, elu, inputs), scaling, observation, action)
+
+    def divergence(self) -> Float[Array, ""]:
+        return self.posterior.divergence()
+
+    def member_count(self) -> int:
+        return self.posterior.member_count()
+
+    def length_scales(self) -> Observation:
+        return jax.lax.stop_gradient(self.scaling.observation_scale)

@@ -1,0 +1,215 @@
+"""Windows -> fitted model: the ELBO on simulated windows, and the gradient-matching start. Pure phases, one seed; `vmap` adds more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ctrlax import config
+from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.update import guarded_update
+from ctrlax.model.windows import Recording, Windows, draw_windows, path_action
+from ctrlax.ode.solve import explicit_step, solve
+from ctrlax.ode.solvers import Fixed, SolverSetting, named
+
+# In units of the data's scale: a predicted window this far out is stopped and left out of the loss.
+WINDOW_LIMIT = 1e3
+WINDOW_STEPS = 256  # solver steps a window of half a second may take before it counts as unhealthy
+
+
+class Learned(eqx.Module):
+    """What dynamics learning moves: the model and the observation noise."""
+
+    dynamics: AbstractDynamics
+    log_noise: Float[Array, " observation"]  # log sigma, in scaled units
+
+
+class FitState(eqx.Module):
+    """Between two updates."""
+
+    learned: Learned
+    optimiser: optax.OptState
+    iteration: Int[Array, ""]
+    key: PRNGKeyArray
+
+
+class FitMetrics(NamedTuple):
+    """Of one update."""
+
+    loss: Float[Array, ""]  # per point, nats
+    error: Float[Array, ""]  # root mean squared, scaled units
+    unhealthy: Int[Array, ""]  # member windows left out
+    applied: Bool[Array, ""]
+    work: Int[Array, ""]
+
+
+def simulate_windows(
+    dynamics: AbstractDynamics, members: Members, windows: Windows, setting: SolverSetting
+) -> tuple[Float[Array, "member window interval observation"], Bool[Array, "member window"], Int[Array, ""]]:
+    """`eq:dyn-int` for every member and window: states at the window's later points, health, field evaluations."""
+    limit = WINDOW_LIMIT * dynamics.length_scales()
+
+    def one(member: Members, start: Array, steps: Array, paths: Array) -> tuple[Array, Array, Array]:
+        def rate(observation: Array, interval_step: Array, path: Array, tau: Array | float) -> Array:
+            inside = jnp.all(jnp.abs(observation) < limit)
+            moved = dynamics.rate(member, jnp.where(inside, observation, 0.0), path_action(path, tau))
+            return jnp.where(inside, interval_step * moved, 0.0)
+
+        if isinstance(setting, Fixed):
+            states, work = _fixed_window(rate, start, steps, paths, setting)
+            finished = jnp.asarray(True)
+        else:
+            count = steps.shape[0]
+
+            def field(tau: Array, observation: Array) -> Array:
+                place = jnp.clip(jnp.floor(tau).astype(jnp.int32), 0, count - 1)
+                return rate(observation, steps[place], paths[place], tau - place)
+
+            times = jnp.arange(count + 1, dtype=start.dtype)
+            solution = solve(field, start, times, setting, breaks=times[1:-1], max_steps=WINDOW_STEPS)
+            states, finished, work = solution.states[1:], solution.healthy, solution.work
+        healthy = finished & jnp.all(jnp.isfinite(states)) & jnp.all(jnp.abs(states) < limit)
+        return states, healthy, work
+
+    over_windows = jax.vmap(one, in_axes=(None, 0, 0, 0))
+    over_members = jax.vmap(over_windows, in_axes=(0, None, None, None))
+    states, healthy, work = over_members(members, windows.starts, windows.steps, windows.paths)
+    return states, healthy & windows.present, jnp.sum(jnp.where(windows.present, work, 0))
+
+
+def _fixed_window(
+    rate: Callable[..., Array], start: Array, steps: Array, paths: Array, setting: Fixed
+) -> tuple[Array, Array]:
+    inner = setting.inner_steps
+
+    def interval(state: Array, piece: tuple[Array, Array]) -> tuple[Array, Array]:
+        def stepped(state: Array, place: Array) -> tuple[Array, None]:
+            def field(node: float, state: Array) -> Array:
+                return rate(state, *piece, (place + node) / inner)
+
+            return explicit_step(setting.tableau, field, 1 / inner, state), None
+
+        state, _ = jax.lax.scan(stepped, state, jnp.arange(inner))
+        return state, state
+
+    _, states = jax.lax.scan(interval, start, (steps, paths))
+    return states, jnp.asarray(steps.shape[0] * inner * len(setting.tableau.weights))
+
+
+def negative_elbo(
+    learned: Learned,
+    windows: Windows,
+    points: Float[Array, ""],
+    setting: SolverSetting,
+    kl_weight: Float[Array, ""] | float,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, ""], Int[Array, ""]]]:
+    """`eq:elbo` with the Monte Carlo likelihood of `eq:mc`, negated and divided by the dataset's ``points``.
+
+    The first point of a window is its start and carries no likelihood; the others stand for the whole dataset, every point
+    once. One draw of every member is the sample over ``l``.
+    """
+    dynamics = learned.dynamics
+    members = dynamics.draw(key=key)
+    states, healthy, work = simulate_windows(dynamics, members, windows, setting)
+    wrong = jnp.where(healthy[..., None, None], (states - windows.targets) / dynamics.length_scales(), 0.0)
+    squared = jnp.sum(wrong**2, axis=-1)
+    log_noise = learned.log_noise
+    likelihood = -0.5 * jnp.sum((wrong / jnp.exp(log_noise)) ** 2, axis=-1) - jnp.sum(
+        log_noise + 0.5 * jnp.log(2 * jnp.pi)
+    )
+    count = jnp.sum(healthy) * states.shape[2]  # none healthy: the loss is NaN and the update is left out
+    expected = jnp.sum(jnp.where(healthy[..., None], likelihood, 0.0)) / count
+    loss = -expected + kl_weight * dynamics.divergence() / points
+    error = jnp.sqrt(jnp.sum(squared) / (count * wrong.shape[-1]))
+    unhealthy = jnp.sum(windows.present) * healthy.shape[0] - jnp.sum(healthy)
+    return loss, (error, unhealthy, work)
+
+
+def learning_rate(settings: config.Fit, iteration: Int[Array, ""]) -> Float[Array, ""]:
+    """Geometric from ``warmup_rate`` to ``rate`` in ``warmup_updates``, then constant (F3)."""
+    share = jnp.minimum(iteration / max(settings.warmup_updates, 1), 1.0)
+    return settings.warmup_rate * (settings.rate / settings.warmup_rate) ** share
+
+
+def begin(learned: Learned, *, key: PRNGKeyArray) -> FitState:
+    """Fresh optimiser moments, as at the start of every round."""
+    moments = _ADAM.init(eqx.filter(learned, eqx.is_inexact_array))
+    return FitState(learned, moments, jnp.zeros((), jnp.int32), key)
+
+
+# Adam without its rate, which is the phase's own.
+_ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
+
+
+def fit_update(
+    settings: config.Fit, state: FitState, recording: Recording, step_scale: Float[Array, ""]
+) -> tuple[FitState, FitMetrics]:
+    """One step of line 7 of Algorithm 1."""
+    key, window_key, draw_key = jax.random.split(state.key, 3)
+    windows = draw_windows(
+        recording,
+        points=settings.window_points,
+        per_trajectory=settings.windows_per_trajectory,
+        total=settings.windows,
+        key=window_key,
+    )
+    points = jnp.sum(recording.counts).astype(jnp.float32)
+    ramp = settings.kl_ramp * settings.updates
+    kl_weight = settings.kl_weight * jnp.minimum(state.iteration / ramp, 1.0) if ramp else settings.kl_weight
+    trained, fixed = eqx.partition(state.learned, eqx.is_inexact_array)
+
+    def loss_of(trained: Learned) -> tuple[Array, tuple[Array, Array, Array]]:
+        learned = eqx.combine(trained, fixed)
+        if not settings.learn_noise:
+            learned = eqx.tree_at(lambda l: l.log_noise, learned, replace_fn=jax.lax.stop_gradient)
+        return negative_elbo(learned, windows, points, named(settings.solver), kl_weight, key=draw_key)
+
+    (loss, (error, unhealthy, work)), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
+    rate = learning_rate(settings, state.iteration)
+    trained, moments, applied = guarded_update(_ADAM, gradient, loss, state.optimiser, trained, rate * step_scale)
+    state = FitState(eqx.combine(trained, fixed), moments, state.iteration + 1, key)
+    return state, FitMetrics(loss, error, unhealthy, applied, work)
+
+
+def matching_update(
+    settings: config.Fit, state: FitState, recording: Recording, step_scale: Float[Array, ""]
+) -> tuple[FitState, FitMetrics]:
+    """Gradient matching, ``f(s_i, a_i) ~ (s_{i+1} - s_i) / dt_i`` over all points (F2).
+
+    A difference over a gap shorter than the median is weighted by the square of its share, so that a tiny gap's noise does
+    not drown the rest.
+    """
+    key, draw_key = jax.random.split(state.key)
+    gap = recording.steps
+    interval = jnp.arange(gap.shape[1])
+    present = interval[None, :] < (recording.counts - 1)[:, None]
+    slope = (recording.observations[:, 1:] - recording.observations[:, :-1]) / gap[..., None]
+    median = jnp.nanmedian(jnp.where(present, gap, jnp.nan))
+    weight = jnp.where(present, jnp.minimum(gap / median, 1.0) ** 2, 0.0)
+    middle_action = jax.vmap(jax.vmap(lambda path: path_action(path, 0.5)))(recording.paths)
+    middle = (recording.observations[:, 1:] + recording.observations[:, :-1]) / 2
+    trained, fixed = eqx.partition(state.learned, eqx.is_inexact_array)
+
+    def loss_of(trained: Learned) -> tuple[Array, None]:
+        dynamics = eqx.combine(trained, fixed).dynamics
+        members = dynamics.draw(key=draw_key)
+        rates = jax.vmap(lambda m: jax.vmap(jax.vmap(lambda o, a: dynamics.rate(m, o, a)))(middle, middle_action))(
+            members
+        )
+        wrong = (rates - slope) / dynamics.length_scales()
+        return jnp.sum(weight[..., None] * wrong**2) / (jnp.sum(weight) * rates.shape[0] * rates.shape[-1]), None
+
+    (loss, _), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
+    rate = settings.matching_rate * step_scale
+    trained, moments, applied = guarded_update(_ADAM, gradient, loss, state.optimiser, trained, rate)
+    zero = jnp.zeros((), jnp.int32)
+    state = FitState(eqx.combine(trained, fixed), moments, state.iteration + 1, key)
+    return state, FitMetrics(loss, jnp.sqrt(loss), zero, applied, zero)
