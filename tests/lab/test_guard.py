@@ -8,15 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from ctrlax.lab.guard import (
-    ROLLBACKS,
-    Guard,
-    Health,
-    TrainingStoppedError,
-    guarded_update,
-    read_dump,
-    select_lanes,
-)
+from ctrlax.lab.guard import ROLLBACKS, Guard, TrainingStoppedError, read_dump, select_lanes
+from ctrlax.model.update import Health, guarded_update
 
 ADAM = optax.chain(optax.scale_by_adam(), optax.add_noise(0.01, 0.5, jax.random.key(7)), optax.scale(-0.1))
 FINE = {"weight": jnp.array([1.0, -2.0]), "bias": jnp.array(0.5), "fixed": None}

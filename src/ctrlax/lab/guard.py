@@ -1,7 +1,8 @@
 """What happens when numbers go bad: skip, count, roll back, stop.
 
-Inside a compiled phase `model.update` leaves out an update whose loss or gradient is not finite and counts it. Between compiled chunks, on the host, `Guard` looks at the counts of every seed: one that skipped too often repeats
-the chunk from the state before it with a smaller step; when that does not help, training stops and leaves a dump.
+Inside a compiled phase `model.update` leaves out an update whose loss or gradient is not finite, and counts it. Between
+compiled chunks, on the host, `Guard` looks at the counts of every seed: one that skipped too often repeats the chunk
+from the state before it with a smaller step; when that does not help, training stops and leaves a dump.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from ctrlax.errors import UserError
 from ctrlax.lab import checkpoint
 from ctrlax.model.update import Health
 
-SKIPPED_IN_A_ROW = (
-    10  # fresh draws at parameters that stand still: ten bad ones in a row are no bad luck, they are stuck
-)
+SKIPPED_IN_A_ROW = 10  # fresh draws at parameters that stand still: ten bad ones in a row are not bad luck
 SKIPPED_SHARE = 0.2  # of a chunk; beyond it the learning rates no longer mean what they say, though none is stuck
 ROLLBACKS = 3  # per chunk: at an eighth of the step the cause is not the step
 SMALLER = 0.5  # the step after a rollback; each good chunk undoes one halving
 
-Chunk = Callable[[PyTree, Float[np.ndarray, " seed"]], tuple[PyTree, PyTree, "Health"]]
+Chunk = Callable[[PyTree, Float[np.ndarray, " seed"]], tuple[PyTree, PyTree, Health]]
 
 
 class Outcome(NamedTuple):
