@@ -123,7 +123,8 @@ def test_fields_are_those_of_the_lagrangian(name, variant):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
+# Pendulum's and CartPole's variants differ in the reward alone, and their fields are compared above.
+@pytest.mark.parametrize(("name", "variant"), [*CASES[::2], ("acrobot", "reference")])
 def test_paths_are_those_of_dop853(name, variant):
     env = SYSTEMS[name].make(variant)
     np.testing.assert_array_equal(env.action_reach, BOUNDS[name, variant])

@@ -9,6 +9,7 @@ upwards, growing clockwise), others as bars. Everything is drawn at
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ctrlax.errors import UserError
 from ctrlax.world.environment import Environment
 
 SIZE = (420, 380)  # width and height in pixels, panel included
-SUPERSAMPLING = 3
+SUPERSAMPLING = 4
 COLORS = {
     "paper": (252, 252, 250),
     "panel": (240, 241, 243),
@@ -59,10 +60,17 @@ class Canvas:
         )
 
     def line(self, points: Iterable[Point], color: str, width: float = 0.03) -> None:
-        pixels = [self._pixel(point) for point in points]
-        self.pen.line(pixels, fill=COLORS[color], width=max(1, round(width * self.scale)), joint="curve")
-        for pixel in (pixels[0], pixels[-1]):
-            self._disc(pixel, width * self.scale / 2, fill=COLORS[color])
+        pixels = np.array([self._pixel(point) for point in points])
+        half = max(1.0, width * self.scale) / 2
+        for start, end in itertools.pairwise(
+            pixels
+        ):  # Pillow's own wide line is rounded to whole pixels and looks bent
+            along = (end - start) / max(float(np.linalg.norm(end - start)), 1e-9)
+            side = half * np.array([-along[1], along[0]])
+            corners = (start + side, end + side, end - side, start - side)
+            self.pen.polygon([tuple(corner) for corner in corners], fill=COLORS[color])
+        for x, y in pixels:
+            self._disc((x, y), half, fill=COLORS[color])
 
     def polygon(self, points: Iterable[Point], color: str) -> None:
         self.pen.polygon([self._pixel(point) for point in points], fill=COLORS[color])
@@ -82,7 +90,13 @@ class Canvas:
         self.circle(center, 2.5 * self._pixels(), "paper")
 
     def goal(self, center: Point) -> None:
+        """The goal; where it lies beside the picture, a mark at the edge that points to it."""
         pixel = self._pixels()
+        x0, _, x1, _ = ((edge - self.origin[0]) / self.scale for edge in self.box)
+        inside = min(max(center[0], x0 + 8 * pixel), x1 - 8 * pixel)
+        if abs(inside - center[0]) > 8 * pixel:
+            self._tip(np.array([inside, center[1]]), np.array([np.sign(center[0] - inside), 0.0]), 12 * pixel, "goal")
+            return
         self.circle(center, 11 * pixel, "goal", outline=2 * pixel)
         x, y = center
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1)):
@@ -97,7 +111,7 @@ class Canvas:
         """An action that pushes: its length is the caller's; one too short to be seen is left out."""
         tail, head = np.asarray(tail, float), np.asarray(head, float)
         length = float(np.linalg.norm(head - tail))
-        if length > 3 * self._pixels():
+        if length > 6 * self._pixels():
             tip = min(9 * self._pixels(), length)
             self.line([tail, head - (head - tail) / length * tip * 0.8], "action", 4 * self._pixels())
             self._tip(head, (head - tail) / length, tip)
@@ -105,7 +119,7 @@ class Canvas:
     def torque(self, center: Point, share: float, radius: float) -> None:
         """An action that turns: an arc whose sweep is `share` of the bound, counter-clockwise where positive."""
         sweep = float(np.clip(share, -1, 1)) * 0.75 * np.pi
-        if abs(sweep) * radius > 3 * self._pixels():
+        if abs(sweep) * radius > 12 * self._pixels():
             tip = min(10 * self._pixels(), abs(sweep) * radius)
             turn, start = np.sign(sweep), np.pi / 2 - sweep / 2
             end = start + sweep - turn * tip * 0.8 / radius
@@ -122,15 +136,16 @@ class Canvas:
         bottom, top = ((self.origin[1] - edge) / self.scale for edge in (y1, y0))
         for metre in range(int(np.ceil(left)), int(np.floor(right)) + 1):
             self.line([(metre, bottom + 16 * self._pixels()), (metre, top)], "panel", self._pixels())
-            self.text((metre, bottom + 8 * self._pixels()), f"{metre} m")
+            if 12 * self._pixels() < min(metre - left, right - metre):  # else the edge would cut it
+                self.text((metre, bottom + 8 * self._pixels()), f"{metre} m")
         self.line([(left - 1, height), (right + 1, height)], "faint", 2 * self._pixels())
 
     def text(self, center: Point, text: str, color: str = "second") -> None:
         self.pen.text(self._pixel(center), text, fill=COLORS[color], font=_font(10), anchor="mm")
 
-    def _tip(self, head: np.ndarray, along: np.ndarray, length: float) -> None:
+    def _tip(self, head: np.ndarray, along: np.ndarray, length: float, color: str = "action") -> None:
         side = np.array([-along[1], along[0]]) * length * 0.6
-        self.polygon([head, head - along * length + side, head - along * length - side], "action")
+        self.polygon([head, head - along * length + side, head - along * length - side], color)
 
     def _disc(self, pixel: tuple[float, float], radius: float, **style: Any) -> None:
         x, y = pixel
@@ -147,7 +162,7 @@ def frame(
     env: Environment,
     state: Float[ArrayLike, " state"],
     action: Float[ArrayLike, " action"],
-    time: float,
+    time: float | int,
     *,
     size: tuple[int, int] = SIZE,
     reach: Float[ArrayLike, " state"] | None = None,
@@ -159,8 +174,8 @@ def frame(
     from PIL import Image, ImageDraw
 
     state, action = np.asarray(state, float), np.asarray(action, float)
-    width, height = (SUPERSAMPLING * pixels for pixels in size)
-    image = Image.new("RGB", (width, height), COLORS["paper"])
+    image = Image.new("RGB", (SUPERSAMPLING * size[0], SUPERSAMPLING * size[1]), COLORS["paper"])
+    width, height = (float(pixels) for pixels in image.size)
     pen = ImageDraw.Draw(image)
     top_of_panel = height - SUPERSAMPLING * (ROW * max(env.action_size, 1) + 12)
     if not np.isfinite(state).all():
@@ -168,8 +183,8 @@ def frame(
     elif env.draw is None:
         _coordinates(pen, env, state, reach, width, top_of_panel)
     else:
-        env.draw(Canvas(pen, (0.0, 0.0, float(width), float(top_of_panel))), state, np.nan_to_num(action))
-    _panel(pen, env, action, time, top_of_panel, (width, height))
+        env.draw(Canvas(pen, (0.0, 0.0, width, top_of_panel)), state, np.nan_to_num(action))
+    _panel(pen, env, action, float(time), top_of_panel, (width, height))
     return np.asarray(image.reduce(SUPERSAMPLING))
 
 
@@ -244,7 +259,7 @@ def _palette(pictures: list[Any], samples: int = 12, colors: int = 48) -> Any:
     return strip.quantize(colors=colors)
 
 
-def _panel(pen: Any, env: Environment, action: np.ndarray, time: float, top: float, size: tuple[int, int]) -> None:
+def _panel(pen: Any, env: Environment, action: np.ndarray, time: float, top: float, size: tuple[float, float]) -> None:
     width, height = size
     unit = SUPERSAMPLING
     pen.rectangle((0, top, width, height), fill=COLORS["panel"])
@@ -259,7 +274,7 @@ def _panel(pen: Any, env: Environment, action: np.ndarray, time: float, top: flo
         pen.text((right + 5 * unit, y), f"{high:.3g}", COLORS["second"], _font(10), "lm")
         _bar(pen, (left, right), y, value, low, high)
         times = "x " if units[place][:1].isdigit() else ""  # a unit such as "3 N"
-        shown = f"{value:+.2f} {times}{units[place]}" if np.isfinite(value) else "not finite"
+        shown = f"{round(value, 2) + 0.0:+.2f} {times}{units[place]}" if np.isfinite(value) else "not finite"
         pen.text((width - 10 * unit, y), shown, COLORS["ink"], _font(12), "rm")
 
 
@@ -301,7 +316,7 @@ def _coordinates(
             _bar(pen, (left, right), y, float(value), -end, end)
 
 
-def _font(size: float) -> Any:
+def _font(size: int) -> Any:
     from PIL import ImageFont
 
     return ImageFont.load_default(size * SUPERSAMPLING)

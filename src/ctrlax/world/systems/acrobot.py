@@ -123,7 +123,7 @@ def reward_rate(velocity_cost: float, action_cost: float):
 
 
 def draw(canvas: Canvas, state: np.ndarray, shares: np.ndarray) -> None:
-    canvas.view(-2.5, 2.5, -2.25, 2.25)
+    canvas.view(-2.5, 2.5, -2.2, 2.35)
     elbow = np.array([np.sin(state[0]), -np.cos(state[0])])
     tip = elbow + np.array([np.sin(state[0] + state[1]), -np.cos(state[0] + state[1])])
     canvas.goal((0, 2 * LENGTH))
@@ -131,6 +131,6 @@ def draw(canvas: Canvas, state: np.ndarray, shares: np.ndarray) -> None:
     canvas.line([elbow, tip], "second", width=0.11)
     canvas.joint((0, 0))
     canvas.joint(elbow)
-    canvas.rewarded(tip)
     canvas.torque((0, 0), shares[0], radius=0.42)
     canvas.torque(elbow, shares[1], radius=0.42)
+    canvas.rewarded(tip)

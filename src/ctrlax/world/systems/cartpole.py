@@ -92,7 +92,7 @@ def energy(state):
 
 def draw(canvas: Canvas, state: np.ndarray, action: np.ndarray) -> None:
     x, _, theta, _ = state
-    middle = np.sign(x) * max(abs(x) - 1.2, 0.0)  # the picture follows a cart that leaves the middle
+    middle = np.sign(x) * max(abs(x) - 0.7, 0.0)  # the picture follows a cart that leaves the middle
     canvas.view(middle - 2.8, middle + 2.8, -2.35, 2.25)
     canvas.rail(-0.16)
     canvas.goal((0, HALF_LENGTH))
