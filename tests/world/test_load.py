@@ -1,6 +1,7 @@
 """A user's own system: what works, and that every mistake is told before any work."""
 
 import warnings
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -131,6 +132,25 @@ def test_settings_of_a_file(written):
     assert environment.settings == (("rise_time", "2.0"),)
     assert "rise_time" in message(path, rise_tiem=2.0)
     assert "one variant" in message(path, variant="reference")
+
+
+def test_settings_recorded_as_text_make_the_same_environment(written):
+    names_file, make_file = written(GOOD), written(MAKE, "own.py")
+    for path, settings in (
+        (names_file, {"rise_time": 2.0, "start_low": (-0.5, -0.5)}),
+        (make_file, {"stiffness": 2.0}),
+    ):
+        first = ctrlax.make(path, **settings)
+        again = ctrlax.make(first.source, variant=first.variant, **dict(first.settings))
+        assert (again.rise_time, again.start_low, again.settings) == (first.rise_time, first.start_low, first.settings)
+        state, action = jnp.ones(first.state_size), jnp.ones(first.action_size)
+        np.testing.assert_array_equal(again.field(state, action), first.field(state, action))
+
+
+def test_the_system_of_the_page_works(written):
+    page = (Path(__file__).parents[2] / "docs" / "your-own-system.md").read_text()
+    environment = ctrlax.make(written(page.split("```python\n")[1].split("```")[0]))
+    assert environment.action_low == (-2.0,)
 
 
 def test_a_file_may_make_its_environment(written):

@@ -8,6 +8,7 @@ functions.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -38,7 +39,7 @@ def make(name_or_file: str | os.PathLike[str], **settings: Any) -> Environment:
     """
     source = os.fspath(name_or_file)
     if source.endswith(".py"):
-        environment = _own_system(Path(source), settings)
+        environment = _own_system(Path(source), {name: _value(given) for name, given in settings.items()})
     elif source in names():
         system = importlib.import_module(module_of(SYSTEMS, source))
         environment = _called(system.make, f"environment {source!r}", settings)
@@ -46,6 +47,14 @@ def make(name_or_file: str | os.PathLike[str], **settings: Any) -> Environment:
         raise unknown_name("environment", source, names(), " Your own system is a path that ends in .py.")
     given = tuple(sorted((name, str(value)) for name, value in settings.items() if name != "variant"))
     return dataclasses.replace(environment, source=source, settings=given)
+
+
+def _value(given: Any) -> Any:
+    """Settings come back from a run's record or a command line as text: a number or a tuple is read from it."""
+    try:
+        return ast.literal_eval(given) if isinstance(given, str) else given
+    except (ValueError, SyntaxError):
+        return given
 
 
 def _called(build: Callable[..., Any], who: str, settings: Mapping[str, Any]) -> Any:
