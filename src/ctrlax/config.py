@@ -38,7 +38,7 @@ class Model:
     """Which dynamics are learned."""
 
     family: str = "enode"  # see `ctrlax list models`
-    structure: tuple[str, ...] = ()  # what is known of the field: affine, second-order
+    structure: tuple[str, ...] = ()  # what is known of the field: affine, second-order, hamiltonian
     members: int = 10  # n_ens
     gain: float = 1.0  # of the network's initial weights
 
@@ -59,6 +59,9 @@ class Fit:
     solver: str = "dopri5"  # of the windows
     initial_log_noise: float = -1.0  # log sigma at the start, in scaled units
     learn_noise: bool = True  # Sigma is trainable
+    first_state: Literal["observed", "inferred"] = (
+        "observed"  # where a window starts: at its first observation, or inferred
+    )
     kl_weight: float = 1.0
     kl_ramp: float = 0.0  # share of the updates over which the KL weight rises from 0
 

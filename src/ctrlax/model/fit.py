@@ -1,4 +1,7 @@
-"""Windows -> fitted model: the ELBO on simulated windows, and the gradient-matching start. Pure phases, one seed; `vmap` adds more."""
+"""Windows -> fitted model: the ELBO on simulated windows, and the gradient-matching start.
+
+Pure phases of one seed; `vmap` adds more.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ctrlax import config
+from ctrlax.model import first_state as inference
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.model.update import guarded_update
 from ctrlax.model.windows import Recording, Windows, draw_windows, path_action
@@ -102,6 +106,51 @@ def _fixed_window(
     return states, jnp.asarray(steps.shape[0] * inner * len(setting.tableau.weights))
 
 
+class Judged(NamedTuple):
+    """Windows as a model simulates them, against what was seen."""
+
+    wrong: Float[Array, "member window interval observation"]  # scaled units; zero where not healthy
+    log_likelihood: Float[Array, "member window"]
+    healthy: Bool[Array, "member window"]
+    work: Int[Array, ""]
+
+
+def from_observed(
+    dynamics: AbstractDynamics,
+    members: Members,
+    windows: Windows,
+    log_noise: Float[Array, " observation"],
+    setting: SolverSetting,
+) -> Judged:
+    """`eq:mc`: a window starts at its first observation, ``log p = sum_i log N(y_i | S_i(y_0), Sigma)``."""
+    states, healthy, work = simulate_windows(dynamics, members, windows, setting)
+    wrong = jnp.where(healthy[..., None, None], (states - windows.targets) / dynamics.length_scales(), 0.0)
+    squared = jnp.sum((wrong / jnp.exp(log_noise)) ** 2, axis=(-2, -1))
+    constant = wrong.shape[2] * jnp.sum(log_noise + 0.5 * jnp.log(2 * jnp.pi))
+    return Judged(wrong, -0.5 * squared - constant, healthy, work)
+
+
+def from_inferred(
+    dynamics: AbstractDynamics,
+    members: Members,
+    windows: Windows,
+    log_noise: Float[Array, " observation"],
+    setting: SolverSetting,
+) -> Judged:
+    """A window's first state is integrated out: `first_state.log_likelihood`."""
+    begun = eqx.tree_at(lambda w: w.starts, windows, jax.vmap(inference.beginning)(windows.starts))
+    states, healthy, work = simulate_windows(inference.Sensitive(dynamics), members, begun, setting)
+    scales = dynamics.length_scales()
+    states, derivatives = inference.unpacked(states, scales.shape[0])
+    wrong = jnp.where(healthy[..., None, None], (states - windows.targets) / scales, 0.0)
+    derivatives = jnp.where(healthy[..., None, None, None], derivatives * scales[:, None] / scales, 0.0)
+    judge = jax.vmap(jax.vmap(lambda wrong, moved: inference.log_likelihood(wrong, moved, log_noise)))
+    return Judged(wrong, judge(wrong, derivatives), healthy, work * (1 + scales.shape[0]))
+
+
+LIKELIHOODS = {"observed": from_observed, "inferred": from_inferred}
+
+
 def negative_elbo(
     learned: Learned,
     windows: Windows,
@@ -110,27 +159,23 @@ def negative_elbo(
     kl_weight: Float[Array, ""] | float,
     *,
     key: PRNGKeyArray,
+    first_state: str = "observed",
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, ""], Int[Array, ""]]]:
     """`eq:elbo` with the Monte Carlo likelihood of `eq:mc`, negated and divided by the dataset's ``points``.
 
-    The first point of a window is its start and carries no likelihood; the others stand for the whole dataset, every point
-    once. One draw of every member is the sample over ``l``.
+    The first point of a window is its start and carries no likelihood; the others stand for the whole dataset, every
+    point once. One draw of every member is the sample over ``l``. ``first_state`` names the likelihood of a window.
     """
     dynamics = learned.dynamics
     members = dynamics.draw(key=key)
-    states, healthy, work = simulate_windows(dynamics, members, windows, setting)
-    wrong = jnp.where(healthy[..., None, None], (states - windows.targets) / dynamics.length_scales(), 0.0)
-    squared = jnp.sum(wrong**2, axis=-1)
-    log_noise = learned.log_noise
-    likelihood = -0.5 * jnp.sum((wrong / jnp.exp(log_noise)) ** 2, axis=-1) - jnp.sum(
-        log_noise + 0.5 * jnp.log(2 * jnp.pi)
-    )
-    count = jnp.sum(healthy) * states.shape[2]  # none healthy: the loss is NaN and the update is left out
-    expected = jnp.sum(jnp.where(healthy[..., None], likelihood, 0.0)) / count
+    judged = LIKELIHOODS[first_state](dynamics, members, windows, learned.log_noise, setting)
+    wrong, healthy = judged.wrong, judged.healthy
+    count = jnp.sum(healthy) * wrong.shape[2]  # none healthy: the loss is NaN and the update is left out
+    expected = jnp.sum(jnp.where(healthy, judged.log_likelihood, 0.0)) / count
     loss = -expected + kl_weight * dynamics.divergence() / points
-    error = jnp.sqrt(jnp.sum(squared) / (count * wrong.shape[-1]))
+    error = jnp.sqrt(jnp.sum(wrong**2) / (count * wrong.shape[-1]))
     unhealthy = jnp.sum(windows.present) * healthy.shape[0] - jnp.sum(healthy)
-    return loss, (error, unhealthy, work)
+    return loss, (error, unhealthy, judged.work)
 
 
 def learning_rate(settings: config.Fit, iteration: Int[Array, ""]) -> Float[Array, ""]:
@@ -169,8 +214,9 @@ def fit_update(
     def loss_of(trained: Learned) -> tuple[Array, tuple[Array, Array, Array]]:
         learned = eqx.combine(trained, fixed)
         if not settings.learn_noise:
-            learned = eqx.tree_at(lambda l: l.log_noise, learned, replace_fn=jax.lax.stop_gradient)
-        return negative_elbo(learned, windows, points, named(settings.solver), kl_weight, key=draw_key)
+            learned = eqx.tree_at(lambda learned: learned.log_noise, learned, replace_fn=jax.lax.stop_gradient)
+        setting, first_state = named(settings.solver), settings.first_state
+        return negative_elbo(learned, windows, points, setting, kl_weight, key=draw_key, first_state=first_state)
 
     (loss, (error, unhealthy, work)), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
     rate = learning_rate(settings, state.iteration)
@@ -184,8 +230,8 @@ def matching_update(
 ) -> tuple[FitState, FitMetrics]:
     """Gradient matching, ``f(s_i, a_i) ~ (s_{i+1} - s_i) / dt_i`` over all points (F2).
 
-    A difference over a gap shorter than the median is weighted by the square of its share, so that a tiny gap's noise does
-    not drown the rest.
+    A difference over a gap shorter than the median is weighted by the square of its share, so that a tiny gap's noise
+    does not drown the rest.
     """
     key, draw_key = jax.random.split(state.key)
     gap = recording.steps

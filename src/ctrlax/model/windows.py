@@ -1,8 +1,8 @@
 """What learning sees of a dataset: padded float32 arrays, and windows drawn from them.
 
-A logged action becomes a polynomial on every observation interval, whichever way it acts in between: held is its first term,
-linear its first two, a kernel interpolation is matched at Chebyshev points. On interval i time is warped to tau in [0, 1] with
-``ds/dtau = dt_i f`` (FACTS 5), so windows with any times share one grid.
+A logged action becomes a polynomial on every observation interval, whichever way it acts in between: held is its first
+term, linear its first two, a kernel interpolation is matched at Chebyshev points. On interval i time is warped to tau
+in [0, 1] with ``ds/dtau = dt_i f`` (FACTS 5), so windows with any times share one grid.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ctrlax.model.dynamics import HIDDEN, AbstractPosterior
+from ctrlax.model.blueprint import Blueprint, neural_ode
+from ctrlax.model.dynamics import HIDDEN, AbstractPosterior, NeuralODE
 from ctrlax.model.network import Layers, init_layers
 
 
@@ -27,8 +28,15 @@ class Enode(AbstractPosterior):
         return self.members
 
 
-def init(inputs: int, outputs: int, members: int, *, gain: float, key: PRNGKeyArray) -> Enode:
+def init(
+    inputs: int, outputs: int, members: int, *, gain: float, key: PRNGKeyArray, hidden: tuple[int, ...] = HIDDEN
+) -> Enode:
     """A fresh ensemble."""
-    sizes = (inputs, *HIDDEN, outputs)
+    sizes = (inputs, *hidden, outputs)
     layers = jax.vmap(lambda k: init_layers(sizes, gain=gain, key=k))(jax.random.split(key, members))
     return Enode(layers, members)
+
+
+def build(blueprint: Blueprint, *, key: PRNGKeyArray) -> NeuralODE:
+    """An ensemble of neural ODEs."""
+    return neural_ode(init, blueprint, key=key)

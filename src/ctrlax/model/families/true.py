@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ctrlax.errors import UserError
+from ctrlax.model.blueprint import Blueprint
 from ctrlax.model.dynamics import AbstractDynamics
 
 
@@ -37,3 +39,15 @@ class TrueDynamics(AbstractDynamics):
 
     def length_scales(self) -> Float[Array, " observation"]:
         return jax.lax.stop_gradient(self.scales)
+
+
+def build(blueprint: Blueprint, *, key: PRNGKeyArray) -> TrueDynamics:
+    """The environment's own field; structure and members do not apply to it."""
+    environment = blueprint.environment
+    if environment is None:
+        raise UserError(
+            "the model 'true' is a system's own field, but only data is at hand: "
+            "choose a model that learns, such as enode"
+        )
+    scales = jnp.asarray(blueprint.scaling.observation_scale)
+    return TrueDynamics(environment.field, environment.observe, environment.restore, scales)

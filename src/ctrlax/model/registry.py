@@ -1,0 +1,51 @@
+"""Models by name: a file in ``families`` is a model, and its ``build(blueprint, *, key)`` makes one."""
+
+from __future__ import annotations
+
+import importlib
+
+from jaxtyping import PRNGKeyArray
+
+from ctrlax import config
+from ctrlax.errors import UserError
+from ctrlax.model.blueprint import Blueprint
+from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.structure import Coordinates, Known, Scaling, coordinates_of
+from ctrlax.names import listed, module_of, unknown_name
+from ctrlax.world.environment import Environment
+
+FAMILIES = "model/families"
+
+
+def families() -> list[str]:
+    """Names of all models."""
+    return listed(FAMILIES)
+
+
+def build(
+    settings: config.Model,
+    world: Environment | Coordinates,
+    scaling: Scaling,
+    *,
+    key: PRNGKeyArray,
+    known: Known | None = None,
+) -> AbstractDynamics:
+    """A fresh model as ``settings`` ask for it; from an environment, or from coordinates where there is only data.
+
+    ``known(observation, action)`` is the part of the rate that need not be learned: the model learns what it leaves
+    over. Pure in ``scaling`` and ``key``, so that seeds are a `vmap`.
+    """
+    if settings.family not in families():
+        raise unknown_name("model", settings.family, families())
+    if settings.members < 1:
+        raise UserError(f"a model needs at least one member, but members = {settings.members} came")
+    environment = world if isinstance(world, Environment) else None
+    coordinates = world_coordinates(world) if isinstance(world, Environment) else world
+    family = importlib.import_module(module_of(FAMILIES, settings.family))
+    return family.build(Blueprint(settings, coordinates, scaling, environment, known), key=key)
+
+
+def world_coordinates(environment: Environment) -> Coordinates:
+    """What an environment says of its observations."""
+    rates = dict(zip(environment.velocities, environment.rates_of, strict=False))
+    return coordinates_of(environment.observation_names, environment.action_size, rates)
