@@ -85,7 +85,7 @@ class Held(AbstractControl):
         self.actions = _host_array(actions)
 
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
-        last = jnp.searchsorted(jnp.asarray(self.knots), time - self.origin, side="right") - 1
+        last = jnp.searchsorted(self.breaks(), time, side="right") - 1  # the very sums a solver stops at
         return jnp.asarray(self.actions)[jnp.maximum(last, 0)]
 
     def breaks(self) -> Float[Array, " break"]:
@@ -107,8 +107,7 @@ class Linear(AbstractControl):
         self.actions = _host_array(actions)
 
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
-        knots, actions = jnp.asarray(self.knots), jnp.asarray(self.actions)
-        time = time - self.origin
+        knots, actions = self.breaks(), jnp.asarray(self.actions)
         left = jnp.clip(jnp.searchsorted(knots, time, side="right") - 1, 0, knots.shape[0] - 2)
         share = jnp.clip((time - knots[left]) / (knots[left + 1] - knots[left]), 0.0, 1.0)
         return (1 - share) * actions[left] + share * actions[left + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -19,14 +20,15 @@ SIZE_LIMIT = 1e8
 # Relative to the time solved for. Far below any useful step, far above the spacing of float64 times: reached only by a blow-up.
 SMALLEST_STEP = 1e-13
 MAX_STEPS = 1 << 16
+FIRST_STEP_EVALUATIONS = 2
 
 
 class Solution(eqx.Module):
-    """States at the times asked for, whether they can be trusted, and what they cost."""
+    """States at the times asked for, whether they can be trusted, and what they cost; of one trajectory or of many."""
 
-    states: Float[Array, "time state"]
-    healthy: Bool[Array, ""]
-    work: Int[Array, ""]  # evaluations of the field, rejected steps included
+    states: Float[Array, "*trajectory time state"]
+    healthy: Bool[Array, "*trajectory"]
+    work: Int[Array, "*trajectory"]  # evaluations of the field, rejected steps included
 
 
 def solve(
@@ -44,9 +46,9 @@ def solve(
     ``breaks`` are times at which the field jumps (held actions, kinks of a log): no step crosses one.
     A start that is not finite is replaced, and a state that grows past `SIZE_LIMIT` stops there; neither is ever healthy.
     """
-    sound = jnp.all(jnp.isfinite(start)) & jnp.all(jnp.abs(start) < SIZE_LIMIT)
+    sound = inside_limit(start)
     start = jnp.where(sound, start, jnp.zeros_like(start))
-    stoppable = _stopping(field)
+    stoppable = stopping(field)
     if breaks is not None and breaks.shape[0] == 0:
         breaks = None
     if isinstance(setting, Fixed):
@@ -54,18 +56,23 @@ def solve(
         finished = jnp.asarray(True)
     else:
         states, finished, work = _solve_adaptive(stoppable, start, times, setting, breaks, max_steps, adjoint)
-    finite = jnp.all(jnp.isfinite(states)) & jnp.all(jnp.abs(states) < SIZE_LIMIT)
-    return Solution(states, sound & finished & finite, work)
+    return Solution(states, sound & finished & inside_limit(states), work)
 
 
-def _stopping(field: Field) -> Field:
-    def stopping(time: Float[Array, ""], state: Float[Array, " state"]) -> Float[Array, " state"]:
-        inside = jnp.all(jnp.abs(state) < SIZE_LIMIT)
-        safe = jnp.where(inside, state, jnp.zeros_like(state))
-        rate = field(time, safe)
+def inside_limit(states: Float[Array, "..."]) -> Bool[Array, ""]:
+    """Whether all numbers are finite and below `SIZE_LIMIT`."""
+    return jnp.all(jnp.abs(states) < SIZE_LIMIT)  # a comparison with NaN is false
+
+
+def stopping(field: Field) -> Field:
+    """The same field inside `SIZE_LIMIT`, and no movement outside."""
+
+    def stopped(time: Float[Array, ""], state: Float[Array, " state"]) -> Float[Array, " state"]:
+        inside = inside_limit(state)
+        rate = field(time, jnp.where(inside, state, jnp.zeros_like(state)))
         return jnp.where(inside, rate, jnp.zeros_like(rate))
 
-    return stopping
+    return stopped
 
 
 def _solve_adaptive(
@@ -81,38 +88,91 @@ def _solve_adaptive(
     controller = diffrax.PIDController(
         rtol=setting.rtol, atol=setting.atol, dtmin=SMALLEST_STEP * span, force_dtmin=False
     )
-    if breaks is not None:
-        controller = diffrax.ClipStepSizeController(controller, jump_ts=jnp.sort(breaks))
+    if breaks is not None or setting.lands_on_times:
+        controller = diffrax.ClipStepSizeController(
+            controller,
+            step_ts=times if setting.lands_on_times else None,
+            jump_ts=None if breaks is None else jnp.sort(breaks),
+        )
+    step, _ = first_step(field, times[0], jax.lax.stop_gradient(start), setting)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda time, state, _: field(time, state)),
         setting.method(),
         t0=times[0],
         t1=times[-1],
-        dt0=None,
+        dt0=jnp.clip(jax.lax.stop_gradient(step), SMALLEST_STEP * span, span),
         y0=start,
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=controller,
+        saveat=diffrax.SaveAt(ts=times, controller_state=True),
+        stepsize_controller=_CountingJumps(controller),
         max_steps=max_steps,
         throw=False,
         adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
     )
     assert solution.ys is not None
-    finished = solution.result == diffrax.RESULTS.successful
-    return solution.ys, finished, _evaluations(setting, solution.stats["num_steps"], breaks, times)
+    work = FIRST_STEP_EVALUATIONS + setting.stages * solution.stats["num_steps"]
+    if setting.tableau.fsal:
+        work = work + 1 + solution.controller_state[1]
+    return solution.ys, solution.result == diffrax.RESULTS.successful, work
 
 
-# Choosing the first step takes two evaluations, one of which the method uses again if its last stage is its next first.
-_FIRST_STEP_EVALUATIONS = 2
+def first_step(
+    rates: Callable[
+        [Float[Array, "*trajectory"], Float[Array, "*trajectory state"]], Float[Array, "*trajectory state"]
+    ],
+    time: Float[Array, "*trajectory"],
+    start: Float[Array, "*trajectory state"],
+    setting: Adaptive,
+) -> tuple[Float[Array, "*trajectory"], Float[Array, "*trajectory state"]]:
+    """A first step by Hairer, Norsett and Wanner (Solving Ordinary Differential Equations I, II.4), and the rate at the start.
+
+    Diffrax has the same rule and does not reach it: its terms are wrapped by then, and every first step is 0.01.
+    """
+    scale = setting.atol + setting.rtol * jnp.abs(start)
+    first = rates(time, start)
+    size, speed = norm(start / scale), norm(first / scale)
+    slight = (size < 1e-5) | (speed < 1e-5)
+    trial = jnp.where(slight, 1e-6, 0.01 * size / jnp.where(slight, 1.0, speed))
+    second = rates(time + trial, start + trial[..., None] * first)
+    bend = jnp.maximum(speed, norm((second - first) / scale) / trial)
+    by_bend = (0.01 / jnp.maximum(bend, 1e-15)) ** (1 / setting.order)
+    step = jnp.where(bend <= 1e-15, jnp.maximum(1e-6, 1e-3 * trial), by_bend)
+    return jnp.minimum(100 * trial, step), first
 
 
-def _evaluations(
-    setting: Adaptive, steps: Int[Array, ""], breaks: Float[Array, " break"] | None, times: Float[Array, " time"]
-) -> Int[Array, ""]:
-    tableau = getattr(setting.method, "tableau")  # noqa: B009
-    work = setting.stages * steps + _FIRST_STEP_EVALUATIONS + int(tableau.fsal)
-    if breaks is not None and tableau.fsal:
-        work = work + jnp.sum((breaks > times[0]) & (breaks < times[-1]))
-    return work
+def norm(values: Float[Array, "*trajectory state"]) -> Float[Array, "*trajectory"]:
+    """Root mean square over the coordinates of the state."""
+    return jnp.sqrt(jnp.mean(values**2, axis=-1))
+
+
+class _CountingJumps(diffrax.AbstractAdaptiveStepSizeController):
+    """Counts the steps that begin behind a jump: each needs a first slope, the last one of the step before being useless."""
+
+    controller: diffrax.AbstractAdaptiveStepSizeController
+
+    @property
+    def rtol(self) -> Any:
+        return self.controller.rtol
+
+    @property
+    def atol(self) -> Any:
+        return self.controller.atol
+
+    @property
+    def norm(self) -> Any:
+        return self.controller.norm
+
+    def wrap(self, direction: Any) -> _CountingJumps:
+        return _CountingJumps(self.controller.wrap(direction))
+
+    def init(self, *args: Any, **named: Any) -> tuple[Any, Any]:
+        first, inner = self.controller.init(*args, **named)
+        return first, (inner, jnp.asarray(0), jnp.asarray(False))
+
+    def adapt_step_size(self, *args: Any) -> tuple[Any, ...]:
+        *others, (inner, count, behind) = args
+        kept, left, right, jumped, inner, result = self.controller.adapt_step_size(*others, inner)
+        state = inner, count + behind, jnp.where(kept, jumped, behind)
+        return kept, left, right, jumped, state, result
 
 
 def _solve_fixed(

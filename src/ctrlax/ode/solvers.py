@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
 
 import diffrax
 
@@ -33,17 +32,26 @@ RK4 = Tableau(
 class Adaptive:
     """Steps chosen by the method's own error estimate."""
 
-    method: Callable[[], diffrax.AbstractSolver]
+    method: type[diffrax.AbstractSolver]
     order: int
     description: str
     rtol: float = 1e-6
     atol: float = 1e-8
+    # For a method whose interpolation is coarser than its steps: the times asked for are stepped to, not interpolated.
+    lands_on_times: bool = False
 
     @property
     def stages(self) -> int:
-        """New field evaluations per step; a method whose last stage is the next step's first spends one fewer."""
-        tableau = getattr(self.method, "tableau")  # noqa: B009  (a class attribute that Diffrax's base class does not declare)
-        return tableau.num_stages - int(tableau.fsal)
+        """New field evaluations per step; a method whose last stage is the next step's first spends one fewer.
+
+        Of an implicit method's stages each counts once: the iterations that solve it, and the Jacobian, do not count.
+        """
+        return self.tableau.num_stages - int(self.tableau.fsal)
+
+    @property
+    def tableau(self) -> diffrax.ButcherTableau:
+        """The method's coefficients."""
+        return getattr(self.method, "tableau")  # noqa: B009  (a class attribute that Diffrax's base class does not declare)
 
     def at(self, rtol: float | None, atol: float | None) -> Adaptive:
         """The same method at other tolerances; None keeps the setting's own."""
@@ -79,7 +87,7 @@ SOLVERS: dict[str, SolverSetting] = {
     "dopri8": Adaptive(diffrax.Dopri8, 8, "Dormand-Prince 8(7), the true world's solver (RK78)", 1e-8, 1e-10),
     "bosh3": Adaptive(diffrax.Bosh3, 3, "Bogacki-Shampine 3(2) (RK23)"),
     "heun": Adaptive(diffrax.Heun, 2, "Heun with embedded Euler (RK12)"),
-    "kvaerno5": Adaptive(diffrax.Kvaerno5, 5, "Kvaerno 5(4), implicit, for stiff systems"),
+    "kvaerno5": Adaptive(diffrax.Kvaerno5, 5, "Kvaerno 5(4), implicit, for stiff systems", lands_on_times=True),
     "rk4": Fixed(RK4, 1, 4, "classical Runge-Kutta, one step per observation interval"),
     "rk4-10": Fixed(RK4, 10, 4, "classical Runge-Kutta, ten steps per observation interval"),
     "euler-10": Fixed(EULER, 10, 1, "Euler, ten steps per observation interval"),

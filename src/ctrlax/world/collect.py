@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int, PRNGKeyArray
 
 from ctrlax.errors import UserError
+from ctrlax.ode.batch import solve_batch
 from ctrlax.ode.control import AbstractControl, PolicyControl, Squashed, draw_path, own_clock
 from ctrlax.ode.randomness import host_generator
-from ctrlax.ode.solve import solve
 from ctrlax.ode.solvers import SolverSetting, named
 from ctrlax.world.environment import Environment
 
@@ -99,21 +99,24 @@ def _roll_out(
     times: Float[Array, "trajectory time"],
     starts: Float[Array, "trajectory state"],
 ) -> tuple[Array, ...]:
-    def one(control: AbstractControl, origin: Array, times: Array, start: Array) -> tuple[Array, ...]:
-        control = control.delayed(-origin)
+    def own_control(own: tuple[AbstractControl | None, Array]) -> AbstractControl:
+        control, origin = own
+        return (controls if control is None else control).delayed(-origin)
 
-        def field(time: Array, state: Array) -> Array:
-            return env.field(state, control(env.observe(state), time))
+    def field(own: tuple[AbstractControl | None, Array], time: Array, state: Array) -> Array:
+        return env.field(state, own_control(own)(env.observe(state), time))
 
-        solution = solve(field, start, times, setting, breaks=control.breaks())
-        observations = jax.vmap(env.observe)(solution.states)
-        actions = jax.vmap(control)(observations, times)
+    def seen(own: tuple[AbstractControl | None, Array], times: Array, states: Array) -> tuple[Array, ...]:
+        observations = jax.vmap(env.observe)(states)
+        actions = jax.vmap(own_control(own))(observations, times)
         rewards = jax.vmap(env.reward_rate)(observations, actions)
-        healthy = solution.healthy & jnp.all(jnp.isfinite(actions)) & jnp.all(jnp.isfinite(rewards))
-        return solution.states, observations, actions, rewards, healthy, solution.work
+        return observations, actions, rewards, jnp.all(jnp.isfinite(actions)) & jnp.all(jnp.isfinite(rewards))
 
-    axis = eqx.if_array(0) if one_each else None
-    return eqx.filter_vmap(one, in_axes=(axis, 0, 0, 0))(controls, origin, times, starts)
+    own = (controls if one_each else None, origin)
+    breaks = eqx.filter_vmap(lambda own: own_control(own).breaks())(own)
+    solution = solve_batch(field, own, starts, times, setting, breaks=breaks)
+    observations, actions, rewards, finite = eqx.filter_vmap(seen)(own, times, solution.states)
+    return solution.states, observations, actions, rewards, solution.healthy & finite, solution.work
 
 
 def _to_float64(leaf: Any) -> Any:
