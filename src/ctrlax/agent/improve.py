@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -154,7 +155,7 @@ def agent_update(
 
 def _discounted_time(settings: config.Agent) -> float:
     """``eta (1 - exp(-H/eta))``: what a reward rate of one integrates to."""
-    return settings.discount_time * float(-jnp.expm1(-settings.horizon / settings.discount_time))
+    return -settings.discount_time * math.expm1(-settings.horizon / settings.discount_time)
 
 
 def _draw_begins(

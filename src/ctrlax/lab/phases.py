@@ -1,0 +1,340 @@
+"""The phases of a run: `RunState` -> (`RunState`, metrics), compiled where they learn; seeds are the leading axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ctrlax.agent import improve
+from ctrlax.agent.critic import init_critic
+from ctrlax.agent.policy import Policy, init_policy
+from ctrlax.config import Config
+from ctrlax.lab.evaluate import Evaluation, evaluate
+from ctrlax.lab.experience import Experience, experience_of
+from ctrlax.model import fit
+from ctrlax.model.families.enode import init as init_enode
+from ctrlax.model.dynamics import NeuralODE
+from ctrlax.model.families.true import TrueDynamics
+from ctrlax.model.structure import build, coordinates_of
+from ctrlax.model.scaling import scaling_of
+from ctrlax.model.update import Health
+from ctrlax.model.windows import Recording
+from ctrlax.ode.control import Exploring, draw_path
+from ctrlax.ode.randomness import host_generator
+from ctrlax.world.collect import random_controls, simulate
+from ctrlax.world.environment import Environment
+from ctrlax.world.grids import draw_times
+
+CHUNK = 50  # updates between two looks of the host: a second or a few, so that progress moves and Ctrl-C is heard
+KEPT_STATES = 1000  # imagined states kept to start from again
+
+MATCH, FIT, IMPROVE, COLLECT, EVALUATE = "match", "fit", "improve", "collect", "evaluate"
+PHASES = (MATCH, FIT, IMPROVE, COLLECT, EVALUATE)
+
+
+class RunState(eqx.Module):
+    """Everything a run is, between two chunks of a phase."""
+
+    key: PRNGKeyArray  # [seed]
+    experience: Experience
+    fitting: fit.FitState
+    agent: improve.AgentState
+    step_scale: Float[np.ndarray, " seed"]
+    work: Int[np.ndarray, " seed"]  # field evaluations so far
+    solved_round: Int[np.ndarray, " seed"]  # 0 until solved
+    solved_seconds: Float[np.ndarray, " seed"]  # interaction up to the solving round, NaN until solved
+    round: int
+    phase: str
+    iteration: int
+
+
+def chunk_length(total: int) -> int:
+    """The longest equal chunk of at most `CHUNK` updates: one shape, one compilation."""
+    return max(length for length in range(1, min(CHUNK, total) + 1) if total % length == 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Laboratory:
+    """What does not change during a run, and the phases that need it."""
+
+    environment: Environment
+    config: Config
+
+    @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.environment.observation_names, self.environment.action_names
+
+    @property
+    def reward_rate(self) -> improve.RewardRate:
+        shaped = self.environment.training_reward_rate
+        return shaped if self.config.training_reward and shaped is not None else self.environment.reward_rate
+
+    def start(self, seeds: list[int]) -> RunState:
+        """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories."""
+        keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+        split = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
+        experience = self._first_data(split[:, 1])
+        learned = self._fresh_model(experience, split[:, 2])
+        agents = self._fresh_agent(experience, split[:, 3])
+        fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, split[:, 4])
+        count = len(seeds)
+        return RunState(
+            split[:, 0], experience, fitting, agents, np.ones(count), np.zeros(count, np.int64),
+            np.zeros(count, np.int64), np.full(count, np.nan), 1, MATCH if self.learns else IMPROVE, 0,
+        )  # fmt: skip
+
+    @property
+    def learns(self) -> bool:
+        return self.config.model.family != "true"
+
+    def _first_data(self, keys: PRNGKeyArray) -> Experience:
+        sampling, environment = self.config.sampling, self.environment
+        seen = []
+        for key in keys:
+            time_key, path_key, solve_key = jax.random.split(key, 3)
+            count = environment.initial_trajectories
+            times = draw_times(sampling.grid, sampling.dt, sampling.count(), key=time_key, trajectories=count)
+            controls = random_controls(environment, times, key=path_key)
+            seen.append(simulate(environment, controls, times, key=solve_key, noise=sampling.noise))
+        return experience_of(seen, exploring=False)
+
+    def _fresh_model(self, experience: Experience, keys: PRNGKeyArray) -> fit.Learned:
+        settings, environment = self.config.model, self.environment
+        rates = dict(zip(environment.velocities, environment.rates_of, strict=True))
+        coordinates = coordinates_of(environment.observation_names, environment.action_size, rates)
+        noise = jnp.full(environment.observation_size, self.config.fit.initial_log_noise)
+        made = []
+        for seed, key in enumerate(keys):
+            data = experience.dataset(seed, self.names, self.config.sampling.hold)
+            scaling = scaling_of(data, environment.action_middle, environment.action_reach)
+            if not self.learns:
+                dynamics = TrueDynamics(
+                    environment.field, environment.observe, environment.restore, scaling.observation_scale
+                )
+            else:
+                structure = build(settings.structure, coordinates)
+                posterior = init_enode(*structure.sizes(), settings.members, gain=settings.gain, key=key)
+                dynamics = NeuralODE(posterior, structure, scaling)
+            made.append(fit.Learned(dynamics, noise))
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+
+    def _fresh_agent(self, experience: Experience, keys: PRNGKeyArray) -> improve.AgentState:
+        environment, gain = self.environment, self.config.agent.gain
+        middle = jnp.asarray(environment.action_middle, jnp.float32)
+        reach = jnp.asarray(environment.action_reach, jnp.float32)
+
+        def one(key: PRNGKeyArray, starts: improve.Starts) -> improve.AgentState:
+            policy_key, critic_key, key = jax.random.split(key, 3)
+            policy = init_policy(environment.observation_size, middle, reach, gain=gain, key=policy_key)
+            critic = init_critic(environment.observation_size, gain=gain, key=critic_key)
+            return improve.begin(policy, critic, starts, keep=KEPT_STATES, key=key)
+
+        return jax.vmap(one)(keys, self._starts(experience))
+
+    def _starts(self, experience: Experience) -> improve.Starts:
+        agent = self.config.agent
+        return experience.starts(recent=agent.recent, exploring=agent.start_from_exploring)
+
+    def recordings(self, experience: Experience) -> Recording:
+        """The datasets in arrays whose size changes at most twice in a run."""
+        sampling = self.config.sampling
+        count = experience.times.shape[1]
+        a_round = 1 + self.environment.exploring_trajectories
+        most = self.environment.initial_trajectories + a_round * self.config.schedule.rounds
+        capacity = next(size for size in (-(-most // 6), -(-most // 2), most, count) if size >= count)
+        return experience.recordings(
+            self.names, sampling.hold, capacity=capacity, length_scale=sampling.action_length_scale
+        )
+
+    def fit_chunk(self, state: RunState, recordings: Recording) -> tuple[RunState, dict[str, np.ndarray]]:
+        """Lines 5 to 8: some updates of the dynamics, or of their gradient-matching start."""
+        settings = self.config.fit
+        matching = state.phase == MATCH
+        length = chunk_length(self.updates(state.phase))
+        fitting, metrics = _fit_updates(
+            settings, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale)
+        )
+        rows = {name: np.asarray(value) for name, value in metrics.items()}
+        work = state.work + np.asarray(rows.pop("work"), np.int64)
+        state = _replace(state, fitting=fitting, work=work, iteration=state.iteration + length)
+        return state, rows
+
+    def improve_chunk(self, state: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
+        """Lines 9 to 13: some updates of actor and critic."""
+        settings = self.config.agent
+        length = chunk_length(settings.updates)
+        ramp = min((state.round - 1) / settings.bootstrap_ramp, 1.0) if settings.bootstrap_ramp else 1.0
+        agent, metrics = _agent_updates(
+            settings, self.reward_rate, length, state.fitting.learned.dynamics, state.agent,
+            self._starts(state.experience), jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale),
+        )  # fmt: skip
+        rows = {name: np.asarray(value) for name, value in metrics.items()}
+        work = state.work + np.asarray(rows.pop("work"), np.int64)
+        return _replace(state, agent=agent, work=work, iteration=state.iteration + length), rows
+
+    def updates(self, phase: str) -> int:
+        """How many updates a phase has."""
+        settings = self.config.fit
+        return {
+            MATCH: settings.matching_updates,
+            FIT: settings.warmup_updates + settings.updates,
+            IMPROVE: self.config.agent.updates,
+        }[phase]
+
+    def next_phase(self, state: RunState) -> RunState:
+        """Into the phase after this one; a round's fresh optimiser states are made here."""
+        place = PHASES.index(state.phase) + 1
+        phase = PHASES[place] if place < len(PHASES) else (FIT if self.learns else IMPROVE)
+        state = _replace(state, phase=phase, iteration=0, round=state.round + (place == len(PHASES)))
+        split = jax.vmap(lambda key: jax.random.split(key, 2))(state.key)
+        if phase == FIT:
+            fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(state.fitting.learned, split[:, 1])
+            state = _replace(state, fitting=fitting, key=split[:, 0])
+        if phase == IMPROVE:
+            agent = jax.vmap(partial(improve.begin, keep=KEPT_STATES))(
+                state.agent.policy, state.agent.critic, self._starts(state.experience), key=split[:, 1]
+            )
+            state = _replace(state, agent=agent, key=split[:, 0])
+        return state
+
+    def collect(self, state: RunState) -> RunState:
+        """Lines 14 and 15: act once from the start distribution, then explore around the policy."""
+        split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
+        acted = [self._act(state, seed, key) for seed, key in enumerate(split[:, 1])]
+        experience = state.experience.joined(experience_of(acted, exploring=False))
+        if self.environment.exploring_trajectories:
+            explored = [self._explore(state, seed, key) for seed, key in enumerate(split[:, 2])]
+            experience = experience.joined(experience_of(explored, exploring=True))
+        return _replace(state, key=split[:, 0], experience=experience)
+
+    def _act(self, state: RunState, seed: int, key: PRNGKeyArray):
+        sampling = self.config.sampling
+        time_key, solve_key = jax.random.split(key)
+        times = draw_times(sampling.grid, sampling.dt, sampling.count(), key=time_key)
+        return simulate(self.environment, self.policy(state, seed), times, key=solve_key, noise=sampling.noise)
+
+    def _explore(self, state: RunState, seed: int, key: PRNGKeyArray):
+        sampling, environment = self.config.sampling, self.environment
+        time_key, start_key, path_key, solve_key = jax.random.split(key, 4)
+        count = environment.exploring_trajectories
+        times = draw_times(sampling.grid, sampling.dt, sampling.count(), key=time_key, trajectories=count)
+        policy = self.policy(state, seed)
+        low, high = np.asarray(environment.action_low), np.asarray(environment.action_high)
+        controls = [
+            Exploring(
+                policy, draw_path(row, environment.action_size, key=k, scale=sampling.exploration_scale), low, high
+            )
+            for row, k in zip(times, jax.random.split(path_key, count), strict=True)
+        ]
+        starts = None
+        if sampling.explore_from == "data":
+            starts = self._uncertain_states(state, seed, count, key=start_key)
+        return simulate(environment, controls, times, key=solve_key, starts=starts, noise=sampling.noise)
+
+    def _uncertain_states(self, state: RunState, seed: int, count: int, *, key: PRNGKeyArray) -> np.ndarray:
+        """States of previous data, drawn with weight proportional to the model's variance there (A3)."""
+        data = state.experience
+        present = np.arange(data.times.shape[2]) < data.counts[seed][:, None]
+        seen = data.observations[seed][present]
+        draw_key, choice_key = jax.random.split(key)
+        learned = jax.tree.map(lambda leaf: leaf[seed], state.fitting.learned)
+        padded = np.zeros((present.size, seen.shape[1]), np.float32)
+        padded[: len(seen)] = seen
+        weights = np.asarray(_variance(learned.dynamics, self.policy(state, seed), padded, draw_key), np.float64)
+        weights = np.nan_to_num(weights[: len(seen)]) + np.finfo(np.float64).tiny
+        chosen = host_generator(choice_key).choice(len(seen), size=count, p=weights / weights.sum())
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            return np.asarray(jax.vmap(self.environment.restore)(jnp.asarray(seen[chosen], jnp.float64)))
+
+    def policy(self, state: RunState, seed: int) -> Policy:
+        """One seed's policy, on the host."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf[seed]), state.agent.policy)
+
+    def evaluate(self, state: RunState) -> tuple[RunState, list[Evaluation]]:
+        """Lines 16 and 17: ten trials of every seed; in `default` ten fresh ones before a success counts."""
+        schedule = self.config.schedule
+        split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
+        answers: list[Evaluation] = []
+        solved = np.zeros(len(split), bool)
+        for seed, keys in enumerate(split):
+            run = partial(
+                evaluate,
+                self.environment,
+                self.policy(state, seed),
+                trials=schedule.trials,
+                seconds=schedule.trial_seconds,
+            )
+            answers.append(run(key=keys[1]))
+            solved[seed] = answers[-1].solved and (not schedule.confirm or run(key=keys[2]).solved)
+        newly = solved & (state.solved_round == 0)
+        seconds = state.experience.interaction_seconds()
+        state = _replace(
+            state,
+            key=split[:, 0],
+            solved_round=np.where(newly, state.round, state.solved_round),
+            solved_seconds=np.where(newly, seconds, state.solved_seconds),
+        )
+        return state, answers
+
+
+def _replace(state: RunState, **changes: Any) -> RunState:
+    return dataclasses.replace(state, **changes)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _fit_updates(settings, matching, length, state, recordings, step_scale):
+    update = fit.matching_update if matching else fit.fit_update
+
+    def one(state, recording, scale):
+        def step(state, _):
+            return update(settings, state, recording, scale)
+
+        state, metrics = jax.lax.scan(step, state, None, length=length)
+        return state, _summary(metrics)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(state, recordings, step_scale)
+
+
+@eqx.filter_jit
+def _agent_updates(settings, reward_rate, length, dynamics, state, starts, bootstrap, step_scale):
+    def one(dynamics, state, starts, scale):
+        def step(state, _):
+            return improve.agent_update(settings, reward_rate, dynamics, state, starts, bootstrap, scale)
+
+        state, metrics = jax.lax.scan(step, state, None, length=length)
+        return state, _summary(metrics)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(dynamics, state, starts, step_scale)
+
+
+def _summary(metrics: Any) -> dict[str, Array]:
+    """Means over a chunk, but totals of what is counted."""
+    answer = {}
+    for name, value in metrics._asdict().items():
+        if name in ("work", "unhealthy"):
+            answer[name] = jnp.sum(value)
+        elif name == "applied":
+            answer["skipped"] = jnp.sum(~value)
+        else:
+            answer[name] = jnp.mean(value)
+    return answer
+
+
+@eqx.filter_jit
+def _variance(dynamics, policy, observations, key):
+    """The mean over coordinates of the members' variance of ``f(s, pi(s))``."""
+    members = dynamics.draw(key=key)
+
+    def rates(member):
+        return jax.vmap(lambda o: dynamics.rate(member, o, policy(o)))(observations)
+
+    return jnp.mean(jnp.var(jax.vmap(rates)(members), axis=0), axis=-1)
