@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ctrlax.agent import improve
 from ctrlax.agent.critic import init_critic
@@ -19,12 +21,11 @@ from ctrlax.config import Config
 from ctrlax.lab.evaluate import Evaluation, evaluate
 from ctrlax.lab.experience import Experience, experience_of
 from ctrlax.model import fit
-from ctrlax.model.families.enode import init as init_enode
 from ctrlax.model.dynamics import NeuralODE
+from ctrlax.model.families.enode import init as init_enode
 from ctrlax.model.families.true import TrueDynamics
-from ctrlax.model.structure import build, coordinates_of
 from ctrlax.model.scaling import scaling_of
-from ctrlax.model.update import Health
+from ctrlax.model.structure import build, coordinates_of
 from ctrlax.model.windows import Recording
 from ctrlax.ode.control import Exploring, draw_path
 from ctrlax.ode.randomness import host_generator
@@ -207,10 +208,10 @@ class Laboratory:
     def collect(self, state: RunState) -> RunState:
         """Lines 14 and 15: act once from the start distribution, then explore around the policy."""
         split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
-        acted = [self._act(state, seed, key) for seed, key in enumerate(split[:, 1])]
+        acted = _for_each_seed(lambda seed: self._act(state, seed, split[seed, 1]), len(split))
         experience = state.experience.joined(experience_of(acted, exploring=False))
         if self.environment.exploring_trajectories:
-            explored = [self._explore(state, seed, key) for seed, key in enumerate(split[:, 2])]
+            explored = _for_each_seed(lambda seed: self._explore(state, seed, split[seed, 2]), len(split))
             experience = experience.joined(experience_of(explored, exploring=True))
         return _replace(state, key=split[:, 0], experience=experience)
 
@@ -261,18 +262,20 @@ class Laboratory:
         """Lines 16 and 17: ten trials of every seed; in `default` ten fresh ones before a success counts."""
         schedule = self.config.schedule
         split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
-        answers: list[Evaluation] = []
-        solved = np.zeros(len(split), bool)
-        for seed, keys in enumerate(split):
-            run = partial(
+
+        def run(seed: int) -> tuple[Evaluation, bool]:
+            trial = partial(
                 evaluate,
                 self.environment,
                 self.policy(state, seed),
                 trials=schedule.trials,
                 seconds=schedule.trial_seconds,
             )
-            answers.append(run(key=keys[1]))
-            solved[seed] = answers[-1].solved and (not schedule.confirm or run(key=keys[2]).solved)
+            first = trial(key=split[seed, 1])
+            return first, first.solved and (not schedule.confirm or trial(key=split[seed, 2]).solved)
+
+        answers, passed = zip(*_for_each_seed(run, len(split)), strict=True)
+        solved = np.array(passed)
         newly = solved & (state.solved_round == 0)
         seconds = state.experience.interaction_seconds()
         state = _replace(
@@ -281,7 +284,14 @@ class Laboratory:
             solved_round=np.where(newly, state.round, state.solved_round),
             solved_seconds=np.where(newly, seconds, state.solved_seconds),
         )
-        return state, answers
+        return state, list(answers)
+
+
+def _for_each_seed(work: Callable[[int], Any], count: int) -> list[Any]:
+    """On the host's cores; the first seed alone, so that what it compiles is there for the others."""
+    first = work(0)
+    with ThreadPoolExecutor() as pool:
+        return [first, *pool.map(work, range(1, count))]
 
 
 def _replace(state: RunState, **changes: Any) -> RunState:
