@@ -303,3 +303,15 @@ def test_pieces_of_a_long_file_fit_together(tmp_path: Path, monkeypatch: pytest.
     assert [len(log.times) for log in read(path, on_nan="drop").logs] == [4, 4, 6]
     with pytest.raises(UserError, match="row 7, column time: expected a finite number, got nan or an empty field"):
         read(path)
+
+
+def test_which_velocity_is_the_rate_of_what_travels_with_the_data(tmp_path):
+    dataset = Dataset(
+        (Log(np.arange(2.0), np.ones((2, 3)), np.zeros((2, 1))),),
+        ("cos_theta", "sin_theta", "omega"), ("u",), angles=("theta",), rates={"omega": "theta"},
+    )  # fmt: skip
+    write(dataset, tmp_path / "swing.csv")
+    assert read(tmp_path / "swing.csv").rates == {"omega": "theta"}
+    assert read(tmp_path / "swing.csv", obs=("omega",), angles=()).rates == {}
+    with pytest.raises(UserError, match="omega is the rate of psi, but psi is not observed"):
+        read(tmp_path / "swing.csv", rates={"omega": "psi"})

@@ -23,6 +23,7 @@ class Metadata:
     angles: tuple[str, ...] = ()
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sampling: Mapping[str, object] | str = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ def described(head: Head) -> tuple[Metadata, list[Finding]]:
             tuple(map(str, fields.get("angles", ()))),
             {str(name): str(unit) for name, unit in fields.get("units", {}).items()},
             fields.get("sampling", {}),
+            {str(name): str(position) for name, position in fields.get("rates", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Metadata(), [Finding("error", head.file, "the ctrlax metadata is damaged", remedy)]

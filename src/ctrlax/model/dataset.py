@@ -69,8 +69,8 @@ class Dataset:
     """Logs of one system, with what their numbers mean.
 
     ``hold`` says how actions act between their times: ``gp`` (kernel interpolation), ``linear`` or ``hold`` (kept until
-    the next). ``angles`` names the states that are recorded as ``cos_<name>`` and ``sin_<name>``. ``report`` is what
-    reading the file found.
+    the next). ``angles`` names the states that are recorded as ``cos_<name>`` and ``sin_<name>``. ``rates`` says of
+    which position or angle a velocity is the rate. ``report`` is what reading the file found.
     """
 
     logs: tuple[Log, ...]
@@ -81,6 +81,7 @@ class Dataset:
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sampling: Mapping[str, object] | str = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
+    rates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("logs", "observation_names", "action_names", "angles"):
@@ -102,6 +103,12 @@ class Dataset:
                 raise UserError(
                     f"the angle {name} must be recorded as cos_{name} and sin_{name}; "
                     f"the observations are {', '.join(self.observation_names)}."
+                )
+        for velocity, position in self.rates.items():
+            if unknown := [n for n in (velocity, position) if not {n, f"cos_{n}"} & set(self.observation_names)]:
+                raise UserError(
+                    f"rates says that {velocity} is the rate of {position}, but {' and '.join(unknown)} is not "
+                    f"observed; the observations are {', '.join(self.observation_names)}."
                 )
 
     @property
@@ -158,7 +165,10 @@ class Dataset:
         units |= dict(zip(environment.action_names, environment.action_units, strict=False))
         angles = tuple(name for name in environment.angles if f"cos_{name}" in names and f"sin_{name}" in names)
         told = sampling if isinstance(sampling, str) else dict(sampling)
-        return cls(logs, names, environment.action_names, hold, angles, {"time": "s"} | units, told)
+        seen = {*names, *angles}
+        pairs = zip(environment.velocities, environment.rates_of, strict=False)
+        rates = {velocity: position for velocity, position in pairs if {velocity, position} <= seen}
+        return cls(logs, names, environment.action_names, hold, angles, {"time": "s"} | units, told, rates=rates)
 
 
 def read(
@@ -169,6 +179,7 @@ def read(
     obs: Sequence[str] | None = None,
     act: Sequence[str] | None = None,
     angles: Sequence[str] | None = None,
+    rates: Mapping[str, str] | None = None,
     hold: str | None = None,
     on_nan: str = "error",
     on_duplicate: str = "error",
@@ -176,9 +187,9 @@ def read(
     """A dataset from a .csv, .parquet or .npz file: ctrlax's own columns, or those named here.
 
     A column named in ``angles`` (``theta``, ``theta:rad`` or ``theta:deg``) is learned as its cosine and sine, in its
-    place. ``on_nan`` (error, drop, split) and ``on_duplicate`` (error, first, mean) say what becomes of rows with a
-    non-finite number and of rows of one episode at the same time. All errors come as one `UserError`; warnings and
-    notes are the dataset's ``report``.
+    place. ``rates`` says of which position or angle a velocity is the rate. ``on_nan`` (error, drop, split) and
+    ``on_duplicate`` (error, first, mean) say what becomes of rows with a non-finite number and of rows of one episode
+    at the same time. All errors come as one `UserError`; warnings and notes are the dataset's ``report``.
     """
     _one_of("on_nan", on_nan, ("error", "drop", "split"))
     _one_of("on_duplicate", on_duplicate, ("error", "first", "mean"))
@@ -205,6 +216,8 @@ def read(
     report.raise_errors()
     rows = _circled(rows.without_missing(on_nan), parts).without_duplicates(on_duplicate)
     names, units = parts.observation_names, dict(metadata.units)
+    if rates is None:
+        rates = {rate: of for rate, of in metadata.rates.items() if {rate, of} <= {*names, *parts.angles}}
     for column in parts.circles:
         units.pop(own_name(column), None)
     return Dataset(
@@ -216,6 +229,7 @@ def read(
         units,
         metadata.sampling,
         report,
+        rates,
     )
 
 
@@ -229,6 +243,8 @@ def write(dataset: Dataset, path: str | Path) -> None:
     if not dataset.logs:
         raise UserError("a dataset without trajectories cannot be written.")
     fields = {"format_version": FORMAT_VERSION, "hold": dataset.hold, "angles": list(dataset.angles)}
+    if dataset.rates:
+        fields["rates"] = dict(dataset.rates)
     metadata = formats.as_metadata(fields | {"units": dict(dataset.units), "sampling": dataset.sampling})
     lengths = [len(log.times) for log in dataset.logs]
     columns = {"episode": np.repeat(np.arange(len(lengths)), lengths)}
