@@ -64,6 +64,10 @@ class Fit:
     )
     kl_weight: float = 1.0
     kl_ramp: float = 0.0  # share of the updates over which the KL weight rises from 0
+    held_out: float = (
+        0.0  # share of the trajectories whose windows tell `ctrlax fit` when to stop; 0: it never stops early
+    )
+    patience: int = 0  # chunks of 50 updates without a better held-out likelihood before it stops; 0: it goes on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,11 @@ class Agent:
     """Actor-critic learning: lines 9 to 13 of Algorithm 1."""
 
     horizon: float = 2.0  # s, H
+    horizon_law: Literal["uniform", "point", "steps"] = (
+        "uniform"  # q(h): U[0, H]; all on H (TD-H); on multiples of `horizon_step` alike (mean of h-step returns)
+    )
     horizons: int = 20  # stratified draws of h in an update
+    horizon_step: float | None = None  # s, of the law `steps`; None: the mean step kappa of the observations
     starts: int = 100  # N_p
     members_per_start: Literal["all", "one"] = "all"  # every start through every member, or through one drawn for it
     updates: int = 250  # N_ac

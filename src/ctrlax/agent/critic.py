@@ -19,6 +19,6 @@ class Critic(eqx.Module):
         return apply_layers(self.layers, jnp.tanh, observation)[0]
 
 
-def init_critic(observation_size: int, *, gain: float, key: PRNGKeyArray) -> Critic:
+def init_critic(observation_size: int, *, gain: float, key: PRNGKeyArray, hidden: tuple[int, ...] = HIDDEN) -> Critic:
     """A fresh critic."""
-    return Critic(init_layers((observation_size, *HIDDEN, 1), gain=gain, key=key))
+    return Critic(init_layers((observation_size, *hidden, 1), gain=gain, key=key))

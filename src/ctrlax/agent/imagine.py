@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.ode.solve import solve
-from ctrlax.ode.solvers import SolverSetting
+from ctrlax.ode.solvers import Adaptive, SolverSetting
 
 # In units of the data's scale: an imagined state this far out is stopped and its trajectory left out.
 IMAGINED_LIMIT = 1e2
@@ -46,16 +46,19 @@ def imagine(
     Members enumerated or drawn is the caller's choice of ``starts``: the same under every member, or each under one.
     """
     limit = IMAGINED_LIMIT * dynamics.length_scales()
+    # An implicit method differentiates the field forwards, which `_entering` does not know.
+    implicit = isinstance(setting, Adaptive) and setting.tableau.implicit
+    entering, leaving = (_passing, _passed) if implicit else (_entering, _leaving)
 
     def one(member: Members, start: Float[Array, " observation"]) -> tuple[Array, Array, Array]:
         def field(time: Float[Array, ""], state: Float[Array, " state"]) -> Float[Array, " state"]:
             observation = state[:-1]
             inside = jnp.all(jnp.abs(observation) < limit)
             observation = jnp.where(inside, observation, 0.0)
-            action = policy(observation)
+            observation, action, asked = entering(observation, policy(observation))
             moved = dynamics.rate(member, observation, action)
             reward = jnp.exp(-time / discount_time) * reward_rate(observation, action)
-            return jnp.where(inside, jnp.concatenate([moved, reward[None]]), 0.0)
+            return jnp.where(inside, leaving(jnp.concatenate([moved, reward[None]]), asked), 0.0)
 
         begin = jnp.concatenate([start, jnp.zeros(1)])
         solution = solve(field, begin, times, setting, max_steps=IMAGINED_STEPS)
@@ -64,3 +67,32 @@ def imagine(
 
     states, healthy, work = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, starts)
     return Imagined(states[..., :-1], states[..., -1], healthy, jnp.sum(work))
+
+
+# A trajectory left out has the gradient zero, but zero times an infinite derivative is NaN, in all of the policy.
+# So around each evaluation of the field: what asks for no derivative on leaving gets none on entering.
+
+
+def _passing(observation: Array, action: Array) -> tuple[Array, Array, Array]:
+    return observation, action, jnp.zeros((), observation.dtype)
+
+
+def _passed(rate: Array, asked: Array) -> Array:
+    return rate
+
+
+_entering = jax.custom_vjp(_passing)
+_leaving = jax.custom_vjp(_passed)
+
+
+def _nothing_asked_nothing_given(_: None, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    by_observation, by_action, asked = gradients
+    return jnp.where(asked != 0, by_observation, 0.0), jnp.where(asked != 0, by_action, 0.0)
+
+
+def _ask(_: None, gradient: Array) -> tuple[Array, Array]:
+    return gradient, jnp.any(gradient != 0).astype(gradient.dtype)
+
+
+_entering.defvjp(lambda *inputs: (_passing(*inputs), None), _nothing_asked_nothing_given)
+_leaving.defvjp(lambda *inputs: (_passed(*inputs), None), _ask)

@@ -15,6 +15,7 @@ from ctrlax import config
 from ctrlax.agent.critic import Critic
 from ctrlax.agent.imagine import Imagined, RewardRate, imagine
 from ctrlax.agent.policy import Policy
+from ctrlax.errors import UserError
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.model.update import guarded_update
 from ctrlax.ode.solvers import named
@@ -43,7 +44,7 @@ class AgentState(eqx.Module):
 class AgentMetrics(NamedTuple):
     """Of one update."""
 
-    value: Float[Array, ""]  # mean of V^H over the starts: the actor's objective
+    value: Float[Array, ""]  # the actor's objective: mean of V^H over the starts
     reward: Float[Array, ""]  # mean imagined reward rate, discounted and averaged alike
     critic_loss: Float[Array, ""]
     effort: Float[Array, ""]  # mean |action| at the starts, in units of its bounds
@@ -52,6 +53,7 @@ class AgentMetrics(NamedTuple):
     work: Int[Array, ""]
 
 
+RIM = 1e-3  # of a piece: no stratified horizon is closer to its piece's ends
 _ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
 
 
@@ -65,12 +67,43 @@ def begin(policy: Policy, critic: Critic, starts: Starts, *, keep: int, key: PRN
     return AgentState(policy, critic, critic, policy_moments, critic_moments, imagined, zero, key)
 
 
-def draw_horizons(horizon: float, count: int, *, key: PRNGKeyArray) -> Float[Array, " time"]:
-    """``0``, then ``count`` horizons ``h ~ U[0, H]`` stratified, one in each of as many equal pieces, then ``H`` itself."""
-    inside = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
-    # A horizon drawn on the rim of its piece would leave a step of length zero: keep a millionth away.
-    inside = jnp.clip(inside, 1e-6, 1 - 1e-6)
-    return horizon * jnp.concatenate([jnp.zeros(1), inside, jnp.ones(1)])
+class Horizons(NamedTuple):
+    """``q(h)`` of `eq:critic-loss` on the times of one solve, which run from 0 to ``H`` and end there."""
+
+    times: Float[Array, " time"]
+    weights: Float[Array, " time"]  # how much of q is on each time; they sum to one
+
+
+def draw_horizons(settings: config.Agent, *, key: PRNGKeyArray) -> Horizons:
+    """Times and ``q(h)`` by ``horizon_law``, whose special cases the text names (`eq:critic-loss`).
+
+    ``uniform``: ``h ~ U[0, H]``, stratified: one in each of ``horizons`` equal pieces. ``point``: all of q on ``H``,
+    and the critic learns by TD-H. ``steps``: the same on every multiple of ``horizon_step`` up to ``H``, and it learns
+    from the mean of the h-step returns.
+    """
+    if settings.horizon_law == "steps":
+        times = _multiples(settings.horizon, settings.horizon_step)
+        count = len(times) - 1
+        return Horizons(jnp.asarray(times), jnp.full(count + 1, 1 / count).at[0].set(0.0))
+    count = settings.horizons
+    pieces = jnp.arange(count)
+    # Two draws on the rims of their pieces would leave a step of length zero: keep a little inside.
+    inside = jnp.clip(jax.random.uniform(key, (count,)), RIM, 1 - RIM)
+    times = settings.horizon * jnp.concatenate([jnp.zeros(1), (pieces + inside) / count, jnp.ones(1)])
+    drawn = 1 / count if settings.horizon_law == "uniform" else 0.0
+    return Horizons(times, jnp.full(count + 2, drawn).at[0].set(0.0).at[-1].set(1.0 - count * drawn))
+
+
+def _multiples(horizon: float, step: float | None) -> list[float]:
+    """``0, step, 2 step, ..``; a horizon that is no multiple is kept as the last."""
+    if step is None or not 0 < step <= horizon:
+        raise UserError(
+            f"horizons in steps need a horizon_step between 0 and the horizon of {horizon} s, but {step} came: "
+            "give it in seconds, or choose the horizon law uniform"
+        )
+    whole = int(horizon / step * (1 + 1e-9))
+    times = [step * i for i in range(whole + 1)]
+    return [*times[:-1], horizon] if horizon - times[-1] < 1e-6 * horizon else [*times, horizon]
 
 
 def draw_starts(starts: Starts, count: int, *, key: PRNGKeyArray) -> Float[Array, "start observation"]:
@@ -80,22 +113,44 @@ def draw_starts(starts: Starts, count: int, *, key: PRNGKeyArray) -> Float[Array
 
 
 def values(
-    imagined: Imagined, critic: Critic, times: Float[Array, " time"], discount_time: float
+    imagined: Imagined,
+    critic: Critic,
+    times: Float[Array, " time"],
+    discount_time: float,
+    bootstrap: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, "member start time"]:
     """``V^h(s)`` of `eq:value2` for every horizon in ``times``: the reward integral plus the discounted critic."""
     ahead = jax.vmap(jax.vmap(jax.vmap(critic)))(imagined.states)
-    return imagined.returns + jnp.exp(-times / discount_time) * ahead
+    return imagined.returns + bootstrap * jnp.exp(-times / discount_time) * ahead
+
+
+def actor_loss(
+    settings: config.Agent,
+    critic: Critic,
+    imagined: Imagined,
+    horizons: Horizons,
+    bootstrap: Float[Array, ""] | float,
+) -> Float[Array, ""]:
+    """`eq:actor-loss`, negated: the mean over starts and members of ``V^H``, or of ``E_h V^h``.
+
+    The policy's gradient comes through the trajectory, the critic's input at its end included. ``bootstrap`` weighs the
+    critic: less than one is the code's, while its critic is young.
+    """
+    if settings.actor_objective == "horizon":
+        end = Imagined(imagined.states[:, :, -1:], imagined.returns[:, :, -1:], imagined.healthy, imagined.work)
+        objective = values(end, critic, horizons.times[-1:], settings.discount_time, bootstrap)[..., 0]
+    else:
+        objective = values(imagined, critic, horizons.times, settings.discount_time, bootstrap)
+        objective = jnp.sum(objective * horizons.weights, axis=-1)
+    return -healthy_mean(objective, imagined.healthy)
 
 
 def horizon_target(
-    imagined: Imagined, target: Critic, times: Float[Array, " time"], discount_time: float
+    imagined: Imagined, target: Critic, horizons: Horizons, discount_time: float
 ) -> Float[Array, "member start"]:
-    """``E_h V^h(s)`` of `eq:critic-loss` by the drawn horizons (the first time is 0, the last is ``H``), without gradient.
-
-    One horizon drawn, and it is TD-h; horizons on every multiple of a step, and it is the mean of the h-step returns.
-    """
-    marginal = values(imagined, target, times, discount_time)[..., 1:-1]
-    return jax.lax.stop_gradient(jnp.mean(marginal, axis=-1))
+    """``E_h V^h(s)`` of `eq:critic-loss`, without gradient."""
+    marginal = jnp.sum(values(imagined, target, horizons.times, discount_time) * horizons.weights, axis=-1)
+    return jax.lax.stop_gradient(marginal)
 
 
 def healthy_mean(value: Float[Array, "member start"], healthy: Bool[Array, "member start"]) -> Float[Array, ""]:
@@ -114,27 +169,23 @@ def agent_update(
 ) -> tuple[AgentState, AgentMetrics]:
     """Lines 10 to 12 of Algorithm 1. ``bootstrap`` weighs the critic in the actor's loss."""
     key, horizon_key, start_key, member_key = jax.random.split(state.key, 4)
-    times = draw_horizons(settings.horizon, settings.horizons, key=horizon_key)
+    horizons = draw_horizons(settings, key=horizon_key)
     begins = _draw_begins(settings, state, starts, key=start_key)
     members, lanes = _assign(settings, dynamics, begins, key=member_key)
     target = _refreshed(state, settings.target_every)
     trained, rest = eqx.partition(state.policy, eqx.is_inexact_array)
 
-    def actor_loss(trained: Policy) -> tuple[Array, Imagined]:
-        """`eq:actor-loss`, negated."""
+    def loss_of(trained: Policy) -> tuple[Array, Imagined]:
         imagined = imagine(
-            dynamics, members, eqx.combine(trained, rest), reward_rate, lanes, times, named(settings.solver),
+            dynamics, members, eqx.combine(trained, rest), reward_rate, lanes, horizons.times, named(settings.solver),
             discount_time=settings.discount_time,
         )  # fmt: skip
-        ahead = jax.vmap(jax.vmap(jax.vmap(state.critic)))(imagined.states)
-        value = imagined.returns + bootstrap * jnp.exp(-times / settings.discount_time) * ahead
-        objective = value[..., -1] if settings.actor_objective == "horizon" else jnp.mean(value[..., 1:], axis=-1)
-        return -healthy_mean(objective, imagined.healthy), imagined
+        return actor_loss(settings, state.critic, imagined, horizons, bootstrap), imagined
 
-    (loss, imagined), gradient = jax.value_and_grad(actor_loss, has_aux=True)(trained)
+    (loss, imagined), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
     rate = settings.rate * step_scale
     trained, policy_moments, applied = guarded_update(_ADAM, gradient, loss, state.policy_moments, trained, rate)
-    regressed = horizon_target(imagined, target, times, settings.discount_time)
+    regressed = horizon_target(imagined, target, horizons, settings.discount_time)
     critic, critic_moments, critic_loss, critic_applied = _critic_steps(
         settings, state, lanes, regressed, imagined.healthy, rate
     )

@@ -32,7 +32,8 @@ def init_policy(
     *,
     gain: float,
     key: PRNGKeyArray,
+    hidden: tuple[int, ...] = HIDDEN,
 ) -> Policy:
     """A fresh actor."""
-    layers = init_layers((observation_size, *HIDDEN, len(middle)), gain=gain, key=key)
+    layers = init_layers((observation_size, *hidden, len(middle)), gain=gain, key=key)
     return Policy(layers, jnp.asarray(middle, jnp.float32), jnp.asarray(reach, jnp.float32))
