@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,20 +12,30 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from ctrlax.agent import improve
 from ctrlax.agent.critic import init_critic
 from ctrlax.agent.policy import Policy, init_policy
 from ctrlax.config import Config
 from ctrlax.lab.evaluate import Evaluation, evaluate
-from ctrlax.lab.experience import Experience, experience_of
-from ctrlax.model import fit
-from ctrlax.model.dynamics import NeuralODE
-from ctrlax.model.families.enode import init as init_enode
-from ctrlax.model.families.true import TrueDynamics
+from ctrlax.lab.experience import Experience, experience_of, pieces_of
+from ctrlax.lab.state import (
+    COLLECT,
+    EVALUATE,
+    FIT,
+    IMPROVE,
+    MATCH,
+    PHASES,
+    RunState,
+    begin_lanes,
+    fitted_shape,
+    judged,
+)
+from ctrlax.model import fit, registry
+from ctrlax.model.dataset import Dataset
 from ctrlax.model.scaling import scaling_of
-from ctrlax.model.structure import build, coordinates_of
+from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording
 from ctrlax.ode.control import Exploring, draw_path
 from ctrlax.ode.randomness import host_generator
@@ -34,26 +44,8 @@ from ctrlax.world.environment import Environment
 from ctrlax.world.grids import draw_times
 
 CHUNK = 50  # updates between two looks of the host: a second or a few, so that progress moves and Ctrl-C is heard
+Rows = dict[str, Any]  # by name, every array with the seed axis first
 KEPT_STATES = 1000  # imagined states kept to start from again
-
-MATCH, FIT, IMPROVE, COLLECT, EVALUATE = "match", "fit", "improve", "collect", "evaluate"
-PHASES = (MATCH, FIT, IMPROVE, COLLECT, EVALUATE)
-
-
-class RunState(eqx.Module):
-    """Everything a run is, between two chunks of a phase."""
-
-    key: PRNGKeyArray  # [seed]
-    experience: Experience
-    fitting: fit.FitState
-    agent: improve.AgentState
-    step_scale: Float[np.ndarray, " seed"]
-    work: Int[np.ndarray, " seed"]  # field evaluations so far
-    solved_round: Int[np.ndarray, " seed"]  # 0 until solved
-    solved_seconds: Float[np.ndarray, " seed"]  # interaction up to the solving round, NaN until solved
-    round: int
-    phase: str
-    iteration: int
 
 
 def chunk_length(total: int) -> int:
@@ -77,19 +69,30 @@ class Laboratory:
         shaped = self.environment.training_reward_rate
         return shaped if self.config.training_reward and shaped is not None else self.environment.reward_rate
 
-    def start(self, seeds: list[int]) -> RunState:
-        """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories."""
+    def start(self, seeds: Sequence[int], dataset: Dataset | None = None) -> RunState:
+        """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories, or logged ones."""
         keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
         split = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
-        experience = self._first_data(split[:, 1])
-        learned = self._fresh_model(experience, split[:, 2])
-        agents = self._fresh_agent(experience, split[:, 3])
-        fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, split[:, 4])
-        count = len(seeds)
-        return RunState(
-            split[:, 0], experience, fitting, agents, np.ones(count), np.zeros(count, np.int64),
-            np.zeros(count, np.int64), np.full(count, np.nan), 1, MATCH if self.learns else IMPROVE, 0,
-        )  # fmt: skip
+        if dataset is None:
+            experience = self._first_data(split[:, 1])
+        else:
+            experience = pieces_of(dataset, self.config.sampling.count(), len(seeds))
+        return self.begin(seeds, split, experience)
+
+    def begin(self, seeds: Sequence[int], keys: PRNGKeyArray, experience: Experience) -> RunState:
+        """A run that knows its first data; ``keys`` are five for every seed."""
+        learned = self._fresh_model(experience, keys[:, 2])
+        agents = self._fresh_agent(experience, keys[:, 3])
+        fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, keys[:, 4])
+        capacity = min(self._sizes(experience.times.shape[1], 1))
+        phase = MATCH if self.learns else IMPROVE
+        return begin_lanes(keys[:, 0], experience, fitting, agents, seeds=seeds, phase=phase, capacity=capacity)
+
+    def _sizes(self, count: int, round: int) -> list[int]:
+        """Sizes the dynamics' arrays may have, in trajectories, when round ``round`` begins with ``count``."""
+        a_round = 1 + self.environment.exploring_trajectories
+        most = count + a_round * max(self.config.schedule.rounds - round, 0)
+        return [size for size in (-(-most // 6), -(-most // 2), most) if size >= count]
 
     @property
     def learns(self) -> bool:
@@ -104,26 +107,16 @@ class Laboratory:
             times = draw_times(sampling.grid, sampling.dt, sampling.count(), key=time_key, trajectories=count)
             controls = random_controls(environment, times, key=path_key)
             seen.append(simulate(environment, controls, times, key=solve_key, noise=sampling.noise))
-        return experience_of(seen, exploring=False)
+        return experience_of(seen, exploring=False, hold=sampling.hold)
 
     def _fresh_model(self, experience: Experience, keys: PRNGKeyArray) -> fit.Learned:
-        settings, environment = self.config.model, self.environment
-        rates = dict(zip(environment.velocities, environment.rates_of, strict=True))
-        coordinates = coordinates_of(environment.observation_names, environment.action_size, rates)
+        environment = self.environment
         noise = jnp.full(environment.observation_size, self.config.fit.initial_log_noise)
         made = []
         for seed, key in enumerate(keys):
-            data = experience.dataset(seed, self.names, self.config.sampling.hold)
+            data = experience.dataset(seed, self.names)
             scaling = scaling_of(data, environment.action_middle, environment.action_reach)
-            if not self.learns:
-                dynamics = TrueDynamics(
-                    environment.field, environment.observe, environment.restore, scaling.observation_scale
-                )
-            else:
-                structure = build(settings.structure, coordinates)
-                posterior = init_enode(*structure.sizes(), settings.members, gain=settings.gain, key=key)
-                dynamics = NeuralODE(posterior, structure, scaling)
-            made.append(fit.Learned(dynamics, noise))
+            made.append(fit.Learned(registry.build(self.config.model, environment, scaling, key=key), noise))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
 
     def _fresh_agent(self, experience: Experience, keys: PRNGKeyArray) -> improve.AgentState:
@@ -143,57 +136,57 @@ class Laboratory:
         agent = self.config.agent
         return experience.starts(recent=agent.recent, exploring=agent.start_from_exploring)
 
-    def recordings(self, experience: Experience) -> Recording:
+    def recordings(self, state: RunState) -> Recording:
         """The datasets in arrays whose size changes at most twice in a run."""
         sampling = self.config.sampling
-        count = experience.times.shape[1]
-        a_round = 1 + self.environment.exploring_trajectories
-        most = self.environment.initial_trajectories + a_round * self.config.schedule.rounds
-        capacity = next(size for size in (-(-most // 6), -(-most // 2), most, count) if size >= count)
-        return experience.recordings(
-            self.names, sampling.hold, capacity=capacity, length_scale=sampling.action_length_scale
+        return state.experience.recordings(
+            self.names, capacity=state.capacity, length_scale=sampling.action_length_scale
         )
 
-    def fit_chunk(self, state: RunState, recordings: Recording) -> tuple[RunState, dict[str, np.ndarray]]:
+    def fit_chunk(self, state: RunState, recordings: Recording) -> tuple[RunState, Rows]:
         """Lines 5 to 8: some updates of the dynamics, or of their gradient-matching start."""
         settings = self.config.fit
         matching = state.phase == MATCH
         length = chunk_length(self.updates(state.phase))
         fitting, metrics = _fit_updates(
-            settings, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale)
+            settings, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale, jnp.float32)
         )
-        rows = {name: np.asarray(value) for name, value in metrics.items()}
-        work = state.work + np.asarray(rows.pop("work"), np.int64)
-        state = _replace(state, fitting=fitting, work=work, iteration=state.iteration + length)
-        return state, rows
+        return _counted(_replace(state, fitting=fitting), metrics, length)
 
-    def improve_chunk(self, state: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
+    def improve_chunk(self, state: RunState) -> tuple[RunState, Rows]:
         """Lines 9 to 13: some updates of actor and critic."""
         settings = self.config.agent
         length = chunk_length(settings.updates)
         ramp = min((state.round - 1) / settings.bootstrap_ramp, 1.0) if settings.bootstrap_ramp else 1.0
         agent, metrics = _agent_updates(
             settings, self.reward_rate, length, state.fitting.learned.dynamics, state.agent,
-            self._starts(state.experience), jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale),
+            self._starts(state.experience), jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale, jnp.float32),
         )  # fmt: skip
-        rows = {name: np.asarray(value) for name, value in metrics.items()}
-        work = state.work + np.asarray(rows.pop("work"), np.int64)
-        return _replace(state, agent=agent, work=work, iteration=state.iteration + length), rows
+        state, rows = _counted(_replace(state, agent=agent), metrics, length)
+        return _replace(state, imagined_reward=rows["reward"].astype(np.float64)), rows
 
     def updates(self, phase: str) -> int:
-        """How many updates a phase has."""
+        """How many updates a phase has; what is not learning is one."""
         settings = self.config.fit
         return {
             MATCH: settings.matching_updates,
             FIT: settings.warmup_updates + settings.updates,
             IMPROVE: self.config.agent.updates,
+            COLLECT: 1,
+            EVALUATE: 1,
         }[phase]
+
+    def unfinished(self, state: RunState) -> bool:
+        """Whether updates of the phase remain, for any seed."""
+        return state.iteration < self.updates(state.phase) and bool(np.any(state.ended == 0))
 
     def next_phase(self, state: RunState) -> RunState:
         """Into the phase after this one; a round's fresh optimiser states are made here."""
         place = PHASES.index(state.phase) + 1
         phase = PHASES[place] if place < len(PHASES) else (FIT if self.learns else IMPROVE)
         state = _replace(state, phase=phase, iteration=0, round=state.round + (place == len(PHASES)))
+        if place == len(PHASES):
+            state = fitted_shape(state, self._sizes(state.experience.times.shape[1], state.round))
         split = jax.vmap(lambda key: jax.random.split(key, 2))(state.key)
         if phase == FIT:
             fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(state.fitting.learned, split[:, 1])
@@ -209,11 +202,11 @@ class Laboratory:
         """Lines 14 and 15: act once from the start distribution, then explore around the policy."""
         split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
         acted = _for_each_seed(lambda seed: self._act(state, seed, split[seed, 1]), len(split))
-        experience = state.experience.joined(experience_of(acted, exploring=False))
+        experience = state.experience.joined(experience_of(acted, exploring=False, hold=self.config.sampling.hold))
         if self.environment.exploring_trajectories:
             explored = _for_each_seed(lambda seed: self._explore(state, seed, split[seed, 2]), len(split))
-            experience = experience.joined(experience_of(explored, exploring=True))
-        return _replace(state, key=split[:, 0], experience=experience)
+            experience = experience.joined(experience_of(explored, exploring=True, hold=self.config.sampling.hold))
+        return _replace(state, key=split[:, 0], experience=experience, iteration=1)
 
     def _act(self, state: RunState, seed: int, key: PRNGKeyArray):
         sampling = self.config.sampling
@@ -246,7 +239,7 @@ class Laboratory:
         seen = data.observations[seed][present]
         draw_key, choice_key = jax.random.split(key)
         learned = jax.tree.map(lambda leaf: leaf[seed], state.fitting.learned)
-        padded = np.zeros((present.size, seen.shape[1]), np.float32)
+        padded = np.zeros((state.capacity * data.times.shape[2], seen.shape[1]), np.float32)
         padded[: len(seen)] = seen
         weights = np.asarray(_variance(learned.dynamics, self.policy(state, seed), padded, draw_key), np.float64)
         weights = np.nan_to_num(weights[: len(seen)]) + np.finfo(np.float64).tiny
@@ -258,12 +251,14 @@ class Laboratory:
         """One seed's policy, on the host."""
         return jax.tree.map(lambda leaf: np.asarray(leaf[seed]), state.agent.policy)
 
-    def evaluate(self, state: RunState) -> tuple[RunState, list[Evaluation]]:
-        """Lines 16 and 17: ten trials of every seed; in `default` ten fresh ones before a success counts."""
+    def evaluate(self, state: RunState) -> tuple[RunState, list[Evaluation | None]]:
+        """Lines 16 and 17: ten trials of every seed going on; in `default` ten fresh ones before a success counts."""
         schedule = self.config.schedule
         split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
+        going = np.flatnonzero(state.ended == 0)
 
-        def run(seed: int) -> tuple[Evaluation, bool]:
+        def run(place: int) -> tuple[Evaluation, bool]:
+            seed = going[place]
             trial = partial(
                 evaluate,
                 self.environment,
@@ -274,17 +269,20 @@ class Laboratory:
             first = trial(key=split[seed, 1])
             return first, first.solved and (not schedule.confirm or trial(key=split[seed, 2]).solved)
 
-        answers, passed = zip(*_for_each_seed(run, len(split)), strict=True)
-        solved = np.array(passed)
-        newly = solved & (state.solved_round == 0)
-        seconds = state.experience.interaction_seconds()
-        state = _replace(
+        answers: list[Evaluation | None] = [None] * len(split)
+        rewards, passed = np.full(len(split), -np.inf), np.zeros(len(split), bool)
+        for seed, (evaluation, solved) in zip(going, _for_each_seed(run, len(going)), strict=True):
+            answers[seed], rewards[seed], passed[seed] = evaluation, evaluation.reward, solved
+        state = judged(_replace(state, key=split[:, 0], iteration=1), state.ended == 0, rewards, passed)
+        newly = passed & (state.solved_round == 0)
+        solved_round = np.where(newly, state.round, state.solved_round)
+        over = (state.ended == 0) & (solved_round > 0) & (state.round >= solved_round + schedule.rounds_after_solved)
+        return _replace(
             state,
-            key=split[:, 0],
-            solved_round=np.where(newly, state.round, state.solved_round),
-            solved_seconds=np.where(newly, seconds, state.solved_seconds),
-        )
-        return state, list(answers)
+            solved_round=solved_round,
+            solved_seconds=np.where(newly, state.experience.interaction_seconds(), state.solved_seconds),
+            ended=np.where(over, state.round, state.ended),
+        ), answers
 
 
 def _for_each_seed(work: Callable[[int], Any], count: int) -> list[Any]:
@@ -296,6 +294,15 @@ def _for_each_seed(work: Callable[[int], Any], count: int) -> list[Any]:
 
 def _replace(state: RunState, **changes: Any) -> RunState:
     return dataclasses.replace(state, **changes)
+
+
+def _counted(state: RunState, metrics: dict[str, Any], length: int) -> tuple[RunState, Rows]:
+    """The state after a chunk, with its work; `Health` of every seed stays among the rows for the guard."""
+    health = metrics.pop("health")
+    rows = {name: np.asarray(value) for name, value in metrics.items()}
+    work = state.work + np.asarray(rows.pop("work"), np.int64)
+    rows["health"] = jax.tree.map(np.asarray, health)
+    return _replace(state, work=work, iteration=state.iteration + length), rows
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -326,16 +333,16 @@ def _agent_updates(settings, reward_rate, length, dynamics, state, starts, boots
         return jax.vmap(one)(dynamics, state, starts, step_scale)
 
 
-def _summary(metrics: Any) -> dict[str, Array]:
-    """Means over a chunk, but totals of what is counted."""
-    answer = {}
+def _summary(metrics: Any) -> dict[str, Any]:
+    """Means over a chunk, but totals of what is counted, and the health the guard asks for."""
+    answer: dict[str, Any] = {}
     for name, value in metrics._asdict().items():
         if name in ("work", "unhealthy"):
             answer[name] = jnp.sum(value)
-        elif name == "applied":
-            answer["skipped"] = jnp.sum(~value)
-        else:
+        elif name != "applied":
             answer[name] = jnp.mean(value)
+    count = lambda health, update: (health.counted(*update), None)  # noqa: E731
+    answer["health"], _ = jax.lax.scan(count, Health.none(), (metrics.applied, metrics.unhealthy))
     return answer
 
 

@@ -93,6 +93,10 @@ class Record:
             raise UserError(f"{path} is not the header ctrlax wrote: no configuration. Put the original back.")
         return cls(folder, header)
 
+    def rewrite_header(self) -> None:
+        """Write the header anew, as when a run is resumed with more rounds."""
+        checkpoint.write_aside(self.folder / HEADER, [_json(self.header, indent=2), b"\n"])
+
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one row of metrics; ``row["kind"]`` names its table. It is written at the next `save` or `flush`.
 
