@@ -24,6 +24,9 @@ from ctrlax._gymnasium import register_now_or_on_import
 
 if TYPE_CHECKING:
     from ctrlax.errors import UserError as UserError
+    from ctrlax.lab.fitted import FitRun as FitRun
+    from ctrlax.lab.fitted import fit as fit
+    from ctrlax.model.dataset import Dataset as Dataset
     from ctrlax.world.collect import Trajectory as Trajectory
     from ctrlax.world.collect import simulate as simulate
     from ctrlax.world.environment import Environment as Environment
@@ -33,9 +36,12 @@ __version__ = "0.1.0"
 
 # Public name -> the module it lives in. To publish a name: one line here, one import above for type checkers.
 _PUBLIC = {
+    "Dataset": "ctrlax.model.dataset",
     "Environment": "ctrlax.world.environment",
+    "FitRun": "ctrlax.lab.fitted",
     "Trajectory": "ctrlax.world.collect",
     "UserError": "ctrlax.errors",
+    "fit": "ctrlax.lab.fitted",
     "make": "ctrlax.world.load",
     "simulate": "ctrlax.world.collect",
 }

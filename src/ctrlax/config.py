@@ -142,6 +142,11 @@ def preset(name: str, environment: str) -> Config:
     return PRESETS[name].replaced(environment=environment)
 
 
+def fit_preset(name: str) -> Config:
+    """The preset as `ctrlax fit` takes it, where one fit is all there is: no rounds, no environment."""
+    return preset(name, "").replaced(**FITS.get(name, {}))
+
+
 PRESETS = {
     "paper": Config(preset="paper"),
     "reference": Config(
@@ -160,3 +165,6 @@ PRESETS = {
         schedule=Schedule(confirm=True),
     ),
 }
+
+# One fit of a whole recording: `updates` is a bound, held-out windows say when to stop. Measured: `docs/fitting.md`.
+FITS: dict[str, dict[str, Any]] = {"default": {"fit__updates": 2500, "fit__held_out": 0.1, "fit__patience": 8}}
