@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ctrlax.errors import UserError as UserError
     from ctrlax.lab.fitted import FitRun as FitRun
     from ctrlax.lab.fitted import fit as fit
+    from ctrlax.lab.run import Run as Run
+    from ctrlax.lab.run import load as load
+    from ctrlax.lab.run import resume as resume
+    from ctrlax.lab.run import train as train
     from ctrlax.model.dataset import Dataset as Dataset
     from ctrlax.world.collect import Trajectory as Trajectory
     from ctrlax.world.collect import simulate as simulate
@@ -39,11 +43,15 @@ _PUBLIC = {
     "Dataset": "ctrlax.model.dataset",
     "Environment": "ctrlax.world.environment",
     "FitRun": "ctrlax.lab.fitted",
+    "Run": "ctrlax.lab.run",
     "Trajectory": "ctrlax.world.collect",
     "UserError": "ctrlax.errors",
     "fit": "ctrlax.lab.fitted",
+    "load": "ctrlax.lab.run",
     "make": "ctrlax.world.load",
+    "resume": "ctrlax.lab.run",
     "simulate": "ctrlax.world.collect",
+    "train": "ctrlax.lab.run",
 }
 
 

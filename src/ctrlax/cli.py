@@ -15,8 +15,11 @@ from typing import Protocol
 
 import tyro
 
+from ctrlax.commands.eval import Eval
 from ctrlax.commands.list import List
+from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
+from ctrlax.commands.train import Train
 from ctrlax.errors import UserError
 from ctrlax.names import unknown_name
 
@@ -31,6 +34,9 @@ class Command(Protocol):
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
     "simulate": Simulate,
+    "train": Train,
+    "resume": Resume,
+    "eval": Eval,
 }
 
 USERS_MISTAKE, OUR_MISTAKE, INTERRUPTED = 2, 1, 130

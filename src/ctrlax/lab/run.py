@@ -182,7 +182,7 @@ def prepare(
     return Laboratory(environment, config), configuration, dataset
 
 
-def resume(folder: str | Path, *, environment: Environment | None = None, show: Show = silent, **wanted: Any) -> Run:
+def resume(folder: str | Path, *, environment: Source | None = None, show: Show = silent, **wanted: Any) -> Run:
     """Go on with a run that was stopped, as if it had not been.
 
     ``wanted`` is what the run is to be; it must agree with what is recorded, but for the rounds and the budget.
@@ -190,6 +190,10 @@ def resume(folder: str | Path, *, environment: Environment | None = None, show: 
     record = Record.open(folder)
     recorded = record.header["configuration"]
     check_resumable(record.header, recorded)
+    if isinstance(environment, Environment):
+        wanted["environment"] = environment.source or environment.name
+    elif environment is not None:
+        wanted["environment"], environment = os.fspath(environment), None
     asked = _asked(recorded, wanted)
     check_resumable(record.header, asked, FREE)
     environment = environment or _recorded_environment(Path(folder), record.header)
