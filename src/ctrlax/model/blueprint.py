@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class Blueprint:
         return build(self.settings.structure, self.coordinates, known=self.known)
 
 
+@runtime_checkable
 class Init(Protocol):
     """A fresh posterior over the weights of a perceptron with so many inputs and outputs."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-Layer = tuple[Float[Array, "*member out in"], Float[Array, "*member out"]]
+# The underscores say that sizes differ from layer to layer.
+Layer = tuple[Float[Array, "*member _out _in"], Float[Array, "*member _out"]]
 Layers = tuple[Layer, ...]
 
 
@@ -21,7 +23,7 @@ def elu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 def init_layers(sizes: Sequence[int], *, gain: float, key: PRNGKeyArray) -> Layers:
     """Glorot-uniform weights with a gain, biases U(+-1/sqrt(fan_in)) (SPEC 4)."""
     layers = []
-    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for fan_in, fan_out in pairwise(sizes):
         key, weight_key, bias_key = jax.random.split(key, 3)
         reach = gain * math.sqrt(6.0 / (fan_in + fan_out))
         weight = jax.random.uniform(weight_key, (fan_out, fan_in), minval=-reach, maxval=reach)

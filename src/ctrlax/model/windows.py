@@ -20,24 +20,27 @@ from ctrlax.ode.control import LENGTH_SCALE, Kernel, kernel_matrix
 PATH_DEGREE = 7
 
 
+Packed = Array | np.ndarray  # on the host until a phase takes it
+
+
 class Recording(eqx.Module):
     """A dataset in arrays of one shape; a trajectory without points is padding."""
 
-    observations: Float[Array, "*seed trajectory point observation"]
-    actions: Float[Array, "*seed trajectory point action"]
-    steps: Float[Array, "*seed trajectory interval"]
-    paths: Float[Array, "*seed trajectory interval coefficient action"]
-    counts: Int[Array, "*seed trajectory"]
+    observations: Float[Packed, "*seed trajectory point observation"]
+    actions: Float[Packed, "*seed trajectory point action"]
+    steps: Float[Packed, "*seed trajectory interval"]
+    paths: Float[Packed, "*seed trajectory interval coefficient action"]
+    counts: Int[Packed, "*seed trajectory"]
 
 
 class Windows(eqx.Module):
     """Short pieces of trajectories: start, what was seen after it, and the action in between."""
 
-    starts: Float[Array, "window observation"]
-    targets: Float[Array, "window interval observation"]
-    steps: Float[Array, "window interval"]
-    paths: Float[Array, "window interval coefficient action"]
-    present: Bool[Array, " window"]
+    starts: Float[Array, "*window observation"]
+    targets: Float[Array, "*window interval observation"]
+    steps: Float[Array, "*window interval"]
+    paths: Float[Array, "*window interval coefficient action"]
+    present: Bool[Array, "*window"]
 
 
 def pack(dataset: Dataset, *, trajectories: int, points: int, length_scale: float = LENGTH_SCALE) -> Recording:
@@ -55,8 +58,7 @@ def pack(dataset: Dataset, *, trajectories: int, points: int, length_scale: floa
         steps[place, : count - 1] = np.diff(log.times)
         paths[place, : count - 1] = action_paths(log, dataset.hold, length_scale=length_scale)
         counts[place] = count
-    arrays = (observations, actions, steps, paths, counts)
-    return Recording(*arrays)  # pyright: ignore[reportArgumentType]
+    return Recording(observations, actions, steps, paths, counts)
 
 
 def action_paths(log: Log, hold: str, *, length_scale: float = LENGTH_SCALE) -> np.ndarray:
@@ -105,6 +107,7 @@ def draw_windows(
 
 def cut(recording: Recording, chosen: Int[Array, " window"], first: Int[Array, " window"], *, points: int) -> Windows:
     """The windows of ``points`` observations beginning at ``first`` in the ``chosen`` trajectories."""
+    recording = jax.tree.map(jnp.asarray, recording)
 
     def one(trajectory: Int[Array, ""], place: Int[Array, ""]) -> Windows:
         seen = jax.lax.dynamic_slice_in_dim(recording.observations[trajectory], place, points)
