@@ -16,7 +16,9 @@ from typing import Protocol
 import tyro
 
 from ctrlax.commands.eval import Eval
+from ctrlax.commands.fit import Fit
 from ctrlax.commands.list import List
+from ctrlax.commands.predict import Predict
 from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
 from ctrlax.commands.train import Train
@@ -34,6 +36,8 @@ class Command(Protocol):
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
     "simulate": Simulate,
+    "fit": Fit,
+    "predict": Predict,
     "train": Train,
     "resume": Resume,
     "eval": Eval,

@@ -59,6 +59,7 @@ class Fit:
     solver: str = "dopri5"  # of the windows
     initial_log_noise: float = -1.0  # log sigma at the start, in scaled units
     learn_noise: bool = True  # Sigma is trainable
+    noise_speed: float = 1.0  # learning rate of log sigma in units of `rate`
     first_state: Literal["observed", "inferred"] = (
         "observed"  # where a window starts: at its first observation, or inferred
     )
@@ -167,4 +168,6 @@ PRESETS = {
 }
 
 # One fit of a whole recording: `updates` is a bound, held-out windows say when to stop. Measured: `docs/fitting.md`.
-FITS: dict[str, dict[str, Any]] = {"default": {"fit__updates": 2500, "fit__held_out": 0.1, "fit__patience": 8}}
+FITS: dict[str, dict[str, Any]] = {
+    "default": {"fit__updates": 2500, "fit__held_out": 0.1, "fit__patience": 8, "fit__noise_speed": 20.0}
+}

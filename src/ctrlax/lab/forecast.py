@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -12,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from ctrlax.lab.checkpoint import write_aside
+from ctrlax.model import formats
+from ctrlax.model.columns import FORMAT_VERSION
 from ctrlax.model.dataset import Dataset
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.model.fit import WINDOW_LIMIT, Learned, simulate_windows
@@ -247,6 +252,22 @@ def forecast(
         answer.append(Forecast(log.times, middle, below, above, spreads, bool(healthy[:, rows].all())))
         place += count
     return answer
+
+
+def write_forecasts(dataset: Dataset, forecasts: Sequence[Forecast], path: Path) -> None:
+    """A row per point: ``episode``, ``time``, and ``mean.<name>``, ``low.<name>``, ``high.<name>`` of observations."""
+    form = formats.named(path.suffix)
+    columns = {
+        "episode": np.repeat(np.arange(len(forecasts)), [len(each.times) for each in forecasts]),
+        "time": np.concatenate([each.times for each in forecasts]),
+    }
+    for part in ("mean", "low", "high"):
+        values = np.concatenate([getattr(each, part) for each in forecasts])
+        columns |= {f"{part}.{name}": values[:, place] for place, name in enumerate(dataset.observation_names)}
+    told = {"format_version": FORMAT_VERSION, "units": dict(dataset.units), "interval": INTERVAL}
+    content = io.BytesIO()
+    form.encode(content, columns, formats.as_metadata(told))
+    write_aside(path, [content.getvalue()])
 
 
 @partial(jax.jit, static_argnums=0)
