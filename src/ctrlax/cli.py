@@ -19,6 +19,7 @@ from ctrlax.commands.eval import Eval
 from ctrlax.commands.fit import Fit
 from ctrlax.commands.list import List
 from ctrlax.commands.predict import Predict
+from ctrlax.commands.report import Report
 from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
 from ctrlax.commands.train import Train
@@ -41,6 +42,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "resume": Resume,
     "eval": Eval,
+    "report": Report,
 }
 
 USERS_MISTAKE, OUR_MISTAKE, INTERRUPTED = 2, 1, 130

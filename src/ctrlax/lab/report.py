@@ -86,11 +86,12 @@ def differences(run: Run) -> list[tuple[str, Any, Any]]:
 
 def commands(run: Run) -> list[tuple[str, str]]:
     """What each command does, and the command: repeat, go on, try it, look again."""
-    folder = shlex.quote(str(run.folder))
+    folder, rounds = shlex.quote(str(run.folder)), run.config.schedule.rounds
+    more = f" --rounds {2 * rounds}" if _going(run) and run.state.round > rounds else ""
     return [
         ("Repeat this run in a new folder:", _repeat(run)),
-        ("Go on where it stopped:", f"ctrlax resume {folder}"),
-        ("Try its policies on fresh trials in the true world:", f"ctrlax eval {folder} --trials 10 --seconds 30 --gif"),
+        ("Go on where it stopped (a seed that has ended stays so):", f"ctrlax resume {folder}{more}"),
+        ("Try its policy on fresh trials in the true world:", f"ctrlax eval {folder} --trials 10 --seconds 30 --gif"),
         ("Draw these pictures and this page again:", f"ctrlax report {folder}"),
     ]
 
@@ -119,7 +120,7 @@ def _lead(run: Run) -> str:
 
 def _standing(run: Run) -> str:
     state, rounds = run.state, run.config.schedule.rounds
-    going = int(np.sum(np.asarray(state.ended) == 0))
+    going = _going(run)
     if not going or state.round > rounds:
         return "The run is complete."
     return (
@@ -224,20 +225,41 @@ def _machine(header: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _going(run: Run) -> int:
+    """Seeds that have not ended."""
+    return int(np.sum(np.asarray(run.state.ended) == 0))
+
+
 def _repeat(run: Run) -> str:
-    """The run as one line of Python: it can name every setting."""
     configuration = run.header["configuration"]
-    given = {"seeds": list(run.seeds), "preset": configuration["preset"]}
-    given |= {name.replace(".", "__"): value for name, _, value in differences(run)}
+    changed = {name: value for name, _, value in differences(run)}
+    if configuration.get("environment_settings"):  # only Python can give these
+        return _in_python(run, changed)
+    words = ["ctrlax", "train", configuration["environment"], "--preset", configuration["preset"]]
+    words += ["--seeds", ",".join(map(str, run.seeds))]
+    for name, option in (("variant", "--variant"), ("schedule.budget", "--budget")):
+        if name in changed:
+            words += [option, str(changed.pop(name))]
     if configuration.get("data"):
-        given["data"] = configuration["data"]
-    options = ", ".join(f"{name}={_literal(value)}" for name, value in given.items())
-    settings = configuration.get("environment_settings") or {}
-    system = _literal(configuration["environment"])
-    if settings:
-        inner = {"variant": configuration["variant"], **settings}
-        system = f"ctrlax.make({system}, {', '.join(f'{name}={_literal(value)}' for name, value in inner.items())})"
-    return f"python -c {shlex.quote(f'import ctrlax; ctrlax.train({system}, {options})')}"
+        words += ["--data", str(configuration["data"])]
+    for name, value in changed.items():
+        text = ",".join(value) if isinstance(value, list) else str(value)
+        words += ["--set", f"{name}={text.lower() if value is None or isinstance(value, bool) else text}"]
+    return shlex.join(words)
+
+
+def _in_python(run: Run, changed: Mapping[str, Any]) -> str:
+    configuration = run.header["configuration"]
+    given = {"variant": configuration["variant"], **configuration["environment_settings"]}
+    system = f"ctrlax.make({_literal(configuration['environment'])}, {_arguments(given)})"
+    options = {"seeds": list(run.seeds), "preset": configuration["preset"], **changed}
+    if configuration.get("data"):
+        options["data"] = configuration["data"]
+    return f"python -c {shlex.quote(f'import ctrlax; ctrlax.train({system}, {_arguments(options)})')}"
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('.', '__')}={_literal(value)}" for name, value in given.items())
 
 
 def _literal(value: Any) -> str:
