@@ -38,7 +38,9 @@ class Model:
     """Which dynamics are learned."""
 
     family: str = "enode"  # see `ctrlax list models`
-    structure: tuple[str, ...] = ()  # what is known of the field: affine, second-order, hamiltonian
+    structure: tuple[
+        str, ...
+    ] = ()  # what is known of the field: affine, second-order, hamiltonian, or known: what the system's file says
     members: int = 10  # n_ens
     gain: float = 1.0  # of the network's initial weights
 
@@ -85,6 +87,7 @@ class Agent:
     members_per_start: Literal["all", "one"] = "all"  # every start through every member, or through one drawn for it
     updates: int = 250  # N_ac
     rate: float = 1e-3  # learning rate of actor and critic
+    decay: float = 0.0  # share of that rate lost by the end of a round's updates, linearly
     solver: str = "dopri5"  # of imagination
     discount_time: float = 5.0  # s, eta
     target_every: int = 100  # updates between copies of the critic to its target
@@ -161,8 +164,9 @@ PRESETS = {
     "default": Config(
         preset="default",
         training_reward=True,
+        model=Model(structure=("known",)),
         fit=Fit(windows_per_trajectory=None, windows=25, matching_updates=300, updates=500, solver="rk4"),
-        agent=Agent(members_per_start="one", updates=500, horizons=20, solver="rk4", imagined_starts=0.6),
+        agent=Agent(members_per_start="one", updates=1000, horizons=10, solver="rk4", imagined_starts=0.6, decay=0.9),
         schedule=Schedule(confirm=True),
     ),
 }

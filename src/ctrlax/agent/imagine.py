@@ -22,7 +22,7 @@ RewardRate = Callable[[Float[Array, " observation"], Float[Array, " action"]], F
 
 
 class Imagined(eqx.Module):
-    """Imagined trajectories at the times asked for, the member axis first."""
+    """Imagined trajectories at the times asked for, the member axis first; an unhealthy one stays at its start."""
 
     states: Float[Array, "member start time observation"]
     returns: Float[Array, "member start time"]  # the discounted reward integral from 0 to each time
@@ -63,7 +63,8 @@ def imagine(
         begin = jnp.concatenate([start, jnp.zeros(1)])
         solution = solve(field, begin, times, setting, max_steps=IMAGINED_STEPS)
         healthy = solution.healthy & jnp.all(jnp.abs(solution.states[:, :-1]) < limit)
-        return solution.states, healthy, solution.work
+        # What is left out is nowhere else than at its start: no critic is asked about infinity, forwards or backwards.
+        return jnp.where(healthy, solution.states, begin), healthy, solution.work
 
     states, healthy, work = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, starts)
     return Imagined(states[..., :-1], states[..., -1], healthy, jnp.sum(work))
@@ -74,7 +75,8 @@ def imagine(
 
 
 def _passing(observation: Array, action: Array) -> tuple[Array, Array, Array]:
-    return observation, action, jnp.zeros((), observation.dtype)
+    # The third carries nothing but a derivative back. It is made of both, so that `vmap` gives every trajectory its own.
+    return observation, action, jnp.sum(observation) + jnp.sum(action)
 
 
 def _passed(rate: Array, asked: Array) -> Array:

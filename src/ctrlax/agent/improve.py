@@ -183,7 +183,7 @@ def agent_update(
         return actor_loss(settings, state.critic, imagined, horizons, bootstrap), imagined
 
     (loss, imagined), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
-    rate = settings.rate * step_scale
+    rate = learning_rate(settings, state.iteration) * step_scale
     trained, policy_moments, applied = guarded_update(_ADAM, gradient, loss, state.policy_moments, trained, rate)
     regressed = horizon_target(imagined, target, horizons, settings.discount_time)
     critic, critic_moments, critic_loss, critic_applied = _critic_steps(
@@ -202,6 +202,11 @@ def agent_update(
     policy = eqx.combine(trained, rest)
     state = AgentState(policy, critic, target, policy_moments, critic_moments, kept, state.iteration + 1, key)
     return state, metrics
+
+
+def learning_rate(settings: config.Agent, iteration: Int[Array, ""]) -> Float[Array, ""]:
+    """From ``rate`` down in a straight line to ``1 - decay`` of it at the last of the round's updates."""
+    return settings.rate * (1 - settings.decay * jnp.minimum(iteration / settings.updates, 1.0))
 
 
 def _discounted_time(settings: config.Agent) -> float:
@@ -224,7 +229,7 @@ def _draw_begins(
 
 def _assign(
     settings: config.Agent, dynamics: AbstractDynamics, begins: Float[Array, "start observation"], *, key: PRNGKeyArray
-) -> tuple[Members, Float[Array, "member start observation"]]:
+) -> tuple[Members, Float[Array, "member lane observation"]]:
     """``E_q(theta)`` of `eq:value2`: every start through every member, or an equal share of the starts through each.
 
     Starts are drawn independently, so which member gets which is no choice at all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 from jaxtyping import PRNGKeyArray
@@ -10,7 +11,7 @@ from ctrlax import config
 from ctrlax.errors import UserError
 from ctrlax.model.blueprint import Blueprint
 from ctrlax.model.dynamics import AbstractDynamics
-from ctrlax.model.structure import Coordinates, Known, Scaling, coordinates_of
+from ctrlax.model.structure import KNOWN, Coordinates, Known, Scaling, coordinates_of
 from ctrlax.names import listed, module_of, unknown_name
 from ctrlax.world.environment import Environment
 
@@ -41,6 +42,10 @@ def build(
         raise UserError(f"a model needs at least one member, but members = {settings.members} came")
     environment = world if isinstance(world, Environment) else None
     coordinates = world_coordinates(world) if isinstance(world, Environment) else world
+    if KNOWN in settings.structure:
+        told = environment.known_structure if environment is not None else ()
+        rest = tuple(name for name in settings.structure if name != KNOWN and name not in told)
+        settings = dataclasses.replace(settings, structure=(*told, *rest))
     family = importlib.import_module(module_of(FAMILIES, settings.family))
     return family.build(Blueprint(settings, coordinates, scaling, environment, known), key=key)
 

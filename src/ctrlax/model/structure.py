@@ -221,7 +221,9 @@ class KnownPlusResidual(AbstractStructure):
         return rate[jnp.array(self.learned)] + self.inner.rate(network, scaling, observation, action)
 
 
+KNOWN = "known"
 STRUCTURES = {
+    KNOWN: "whatever the system's file says is known of it",
     "affine": "the action enters linearly",
     "second-order": "velocities are the rates of positions, accelerations are learned",
     "hamiltonian": "accelerations from a mass matrix, a potential and an input matrix; energy comes from actions alone",

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Float64, Int, PRNGKeyArray
 
 from ctrlax.errors import UserError
 from ctrlax.ode.batch import solve_batch
-from ctrlax.ode.control import AbstractControl, PolicyControl, Squashed, draw_path, own_clock
+from ctrlax.ode.control import CLOCK_TICK, AbstractControl, AnyArray, PolicyControl, Squashed, draw_path, own_clock
 from ctrlax.ode.randomness import host_generator
 from ctrlax.ode.solvers import SolverSetting, named
 from ctrlax.world.environment import Environment
@@ -29,7 +29,7 @@ Policy = Callable[[Float[Array, " observation"]], Float[Array, " action"]]
 class Trajectory:
     """What was seen of the true world: NumPy float64, trajectory axis first.
 
-    ``rewards`` are reward rates at the true states; ``observations`` carry the noise; ``actions`` act from their time on.
+    ``rewards`` are rates at the true states; ``observations`` carry the noise; ``actions`` act from their time on.
     """
 
     times: Float64[np.ndarray, "trajectory time"]
@@ -95,9 +95,9 @@ def _roll_out(
     setting: SolverSetting,
     one_each: bool,
     controls: AbstractControl,
-    origin: Float[Array, " trajectory"],
-    times: Float[Array, "trajectory time"],
-    starts: Float[Array, "trajectory state"],
+    origin: Float[AnyArray, " trajectory"],
+    times: Float[AnyArray, "trajectory time"],
+    starts: Float[AnyArray, "trajectory state"],
 ) -> tuple[Array, ...]:
     def own_control(own: tuple[AbstractControl | None, Array]) -> AbstractControl:
         control, origin = own
@@ -108,10 +108,13 @@ def _roll_out(
 
     def seen(own: tuple[AbstractControl | None, Array], times: Array, states: Array) -> tuple[Array, ...]:
         observations = jax.vmap(env.observe)(states)
-        actions = jax.vmap(own_control(own))(observations, times)
+        # Two logs' clocks may round the same instant apart; what is recorded is the action from there on.
+        instants = times + 2 * CLOCK_TICK * jnp.minimum(times[-1] - times[0], 1.0)
+        actions = jax.vmap(own_control(own))(observations, instants)
         rewards = jax.vmap(env.reward_rate)(observations, actions)
         return observations, actions, rewards, jnp.all(jnp.isfinite(actions)) & jnp.all(jnp.isfinite(rewards))
 
+    origin, times, starts = (jnp.asarray(part) for part in (origin, times, starts))
     own = (controls if one_each else None, origin)
     breaks = eqx.filter_vmap(lambda own: own_control(own).breaks())(own)
     solution = solve_batch(field, own, starts, times, setting, breaks=breaks)

@@ -49,6 +49,7 @@ class Environment:
     velocities: tuple[str, ...] = ()  # names of the states that are rates
     rates_of: tuple[str, ...] = ()  # the position each velocity is the rate of
     actuated: tuple[str, ...] = ()  # the velocity each action pushes on
+    known_structure: tuple[str, ...] = ()  # what a model may take as known of the field, see `model.structure`
     observed: Callable[[State], Observation] | None = None  # a system's own `observe`; None: angles as cos and sin
     restored: Callable[[Observation], State] | None = None  # its inverse
     observed_names: tuple[str, ...] | None = None

@@ -14,7 +14,18 @@ from ctrlax.names import did_you_mean, nearest
 
 REQUIRED = ("field", "reward_rate", "state_names", "action_names", "action_high", "start_low", "start_high")
 OPTIONAL = (
-    *("action_low", "observe", "observation_names", "restore", "angles", "velocities", "rates_of", "actuated", "units"),
+    *(
+        "action_low",
+        "observe",
+        "observation_names",
+        "restore",
+        "angles",
+        "velocities",
+        "rates_of",
+        "actuated",
+        "known_structure",
+        "units",
+    ),
     *("energy", "energy_scale", "draw", "initial_trajectories", "exploring_trajectories", "time_limit", "rise_time"),
 )
 PAGE = "See docs/your-own-system.md."
@@ -166,7 +177,8 @@ class Reader:
                 f"{self.where}: `actuated` has {len(actuated)} entries, expected {len(actions)}: "
                 f"the velocity each action ({', '.join(actions)}) pushes on."
             )
-        return {"angles": angles, "velocities": velocities, "rates_of": rates_of, "actuated": actuated}
+        roles = {"angles": angles, "velocities": velocities, "rates_of": rates_of, "actuated": actuated}
+        return roles | {"known_structure": self._names("known_structure")}
 
     def _among(self, name: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
         value = self._names(name)

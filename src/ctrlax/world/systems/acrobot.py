@@ -70,6 +70,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
         velocities=("omega1", "omega2"),
         rates_of=("theta1", "theta2"),
         actuated=tuple(f"omega{joint}" for joint in joints),
+        known_structure=("second-order", "affine"),
         field=lambda state, action: field(state, torques(action)),
         reward_rate=reward_rate(constants["velocity_cost"], constants["action_cost"]),
         training_reward_rate=(

@@ -62,6 +62,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
         velocities=("v", "omega"),
         rates_of=("x", "theta"),
         actuated=("v",),
+        known_structure=("second-order", "affine"),
         field=field,
         reward_rate=reward_rate,
         energy=energy,

@@ -56,6 +56,7 @@ def make(variant: str = "paper", **settings: Any) -> Environment:
         velocities=("omega",),
         rates_of=("theta",),
         actuated=("omega",),
+        known_structure=("second-order", "affine"),
         field=field,
         reward_rate=reward_rate,
         energy=energy,
