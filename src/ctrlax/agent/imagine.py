@@ -75,7 +75,7 @@ def imagine(
 
 
 def _passing(observation: Array, action: Array) -> tuple[Array, Array, Array]:
-    # The third carries nothing but a derivative back. It is made of both, so that `vmap` gives every trajectory its own.
+    # The third carries nothing but a derivative back. Made of both, it is batched by `vmap` as they are.
     return observation, action, jnp.sum(observation) + jnp.sum(action)
 
 

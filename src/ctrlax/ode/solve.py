@@ -15,12 +15,14 @@ from ctrlax.ode.solvers import Adaptive, Fixed, SolverSetting, Tableau
 
 Field = Callable[[Float[Array, ""], Float[Array, " state"]], Float[Array, " state"]]
 
-# A state this large in any coordinate has left every model's validity; its trajectory is stopped there and called unhealthy.
+# A state this large in any coordinate has left every model's validity; it is stopped there and called unhealthy.
 SIZE_LIMIT = 1e8
-# Relative to the time solved for. Far below any useful step, far above the spacing of float64 times: reached only by a blow-up.
+# Relative to the time solved for. Far below any useful step, far above the spacing of float64 times: only a blow-up
+# reaches it.
 SMALLEST_STEP = 1e-13
 MAX_STEPS = 1 << 16
 FIRST_STEP_EVALUATIONS = 2
+REFUSED = 1e6  # relative error of a step to no number: far beyond any tolerance, and its square is still a float32
 
 
 class Solution(eqx.Module):
@@ -44,7 +46,7 @@ def solve(
     """Solve ``ds/dt = field(t, s)`` (`eq:ode-def`) from ``start`` at ``times[0]``, one trajectory; `vmap` for more.
 
     ``breaks`` are times at which the field jumps (held actions, kinks of a log): no step crosses one.
-    A start that is not finite is replaced, and a state that grows past `SIZE_LIMIT` stops there; neither is ever healthy.
+    A start that is not finite is replaced, a state that grows past `SIZE_LIMIT` stops there; neither is ever healthy.
     """
     sound = inside_limit(start)
     start = jnp.where(sound, start, jnp.zeros_like(start))
@@ -96,11 +98,11 @@ def _solve_adaptive(
         )
     step, _ = first_step(field, times[0], jax.lax.stop_gradient(start), setting)
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda time, state, _: field(time, state)),
+        diffrax.ODETerm(lambda time, state, _: field(jnp.asarray(time), state)),
         setting.method(),
         t0=times[0],
         t1=times[-1],
-        dt0=jnp.clip(jax.lax.stop_gradient(step), SMALLEST_STEP * span, span),
+        dt0=jnp.clip(jnp.nan_to_num(jax.lax.stop_gradient(step)), SMALLEST_STEP * span, span),
         y0=start,
         saveat=diffrax.SaveAt(ts=times, controller_state=True),
         stepsize_controller=_CountingJumps(controller),
@@ -109,6 +111,7 @@ def _solve_adaptive(
         adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
     )
     assert solution.ys is not None
+    assert solution.controller_state is not None
     work = FIRST_STEP_EVALUATIONS + setting.stages * solution.stats["num_steps"]
     if setting.tableau.fsal:
         work = work + 1 + solution.controller_state[1]
@@ -123,7 +126,7 @@ def first_step(
     start: Float[Array, "*trajectory state"],
     setting: Adaptive,
 ) -> tuple[Float[Array, "*trajectory"], Float[Array, "*trajectory state"]]:
-    """A first step by Hairer, Norsett and Wanner (Solving Ordinary Differential Equations I, II.4), and the rate at the start.
+    """A first step by Hairer, Norsett, Wanner (Solving Ordinary Differential Equations I, II.4), and the rate there.
 
     Diffrax has the same rule and does not reach it: its terms are wrapped by then, and every first step is 0.01.
     """
@@ -136,7 +139,8 @@ def first_step(
     bend = jnp.maximum(speed, norm((second - first) / scale) / trial)
     by_bend = (0.01 / jnp.maximum(bend, 1e-15)) ** (1 / setting.order)
     step = jnp.where(bend <= 1e-15, jnp.maximum(1e-6, 1e-3 * trial), by_bend)
-    return jnp.minimum(100 * trial, step), first
+    step = jnp.minimum(100 * trial, step)
+    return jnp.where(jnp.isfinite(step), step, 1e-6), first  # a field without a number is found out by its first step
 
 
 def norm(values: Float[Array, "*trajectory state"]) -> Float[Array, "*trajectory"]:
@@ -145,9 +149,12 @@ def norm(values: Float[Array, "*trajectory state"]) -> Float[Array, "*trajectory
 
 
 class _CountingJumps(diffrax.AbstractAdaptiveStepSizeController):
-    """Counts the steps that begin behind a jump: each needs a first slope, the last one of the step before being useless."""
+    """Counts the steps that begin behind a jump: the last slope of the step before is none of theirs."""
 
-    controller: diffrax.AbstractAdaptiveStepSizeController
+    controller: Any
+
+    def __init__(self, controller: Any) -> None:
+        self.controller = controller
 
     @property
     def rtol(self) -> Any:
@@ -168,9 +175,17 @@ class _CountingJumps(diffrax.AbstractAdaptiveStepSizeController):
         first, inner = self.controller.init(*args, **named)
         return first, (inner, jnp.asarray(0), jnp.asarray(False))
 
-    def adapt_step_size(self, *args: Any) -> tuple[Any, ...]:
-        *others, (inner, count, behind) = args
-        kept, left, right, jumped, inner, result = self.controller.adapt_step_size(*others, inner)
+    def adapt_step_size(
+        self, left: Any, right: Any, before: Any, after: Any, args: Any, error: Any, order: Any, state: Any
+    ) -> tuple[Any, ...]:
+        inner, count, behind = state
+        # An infinite error over an infinite state is NaN, and so would be the next step, and all gradients with it.
+        sound = jnp.all(jnp.isfinite(after)) & jnp.all(jnp.isfinite(error))
+        after = jnp.where(sound, after, before)
+        error = jnp.where(sound, error, REFUSED * (1 + jnp.abs(before)))
+        kept, left, right, jumped, inner, result = self.controller.adapt_step_size(
+            left, right, before, after, args, error, order, inner
+        )
         state = inner, count + behind, jnp.where(kept, jumped, behind)
         return kept, left, right, jumped, state, result
 
