@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctrlax.lab.gallery import COLORS, Panel, Picture
-
-if TYPE_CHECKING:
-    from ctrlax.lab.run import Run
 
 Row = dict[str, Any]
 Curve = tuple[np.ndarray, np.ndarray]  # where, and what; one seed's
 LOW, HIGH = 0.1, 0.9  # quantiles of the band over seeds
 
 
-def learning(run: Run) -> Picture | None:
-    """Reward over rounds and over seconds of interaction, the Trials that hold, and the work done."""
-    rows = run.rows("round")
+def learning(rows: Sequence[Row]) -> Picture | None:
+    """Reward over rounds and over seconds of interaction, the trials that hold, and the work done."""
     if not rows:
         return None
     count = len({row["seed"] for row in rows})
@@ -45,10 +41,9 @@ def learning(run: Run) -> Picture | None:
     )
 
 
-def losses(run: Run) -> Picture | None:
-    """Errors and losses within rounds."""
-    fits = [row for row in run.rows("fit") if row["phase"] == "fit"]
-    improvements = run.rows("improve")
+def losses(fits: Sequence[Row], improvements: Sequence[Row]) -> Picture | None:
+    """Errors and losses within rounds; gradient matching, which has another loss, is left out."""
+    fits = [row for row in fits if row["phase"] == "fit"]
     panels: list[Panel] = []
     if fits:
         panels += [

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ctrlax.lab.gallery import COLORS, Shown
 
@@ -27,6 +27,7 @@ ON_DARK = {
 TYPES = {".gif": "image/gif", ".png": "image/png"}
 
 
+@runtime_checkable
 class Part(Protocol):
     """Anything that stands in a section."""
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ctrlax.lab import curves, worlds
 from ctrlax.lab.gallery import Film, Picture, check_drawable, keep
-
-if TYPE_CHECKING:
-    from ctrlax.lab.run import Run
+from ctrlax.lab.run import Run
 
 FOLDER = "pictures"
 
@@ -19,10 +16,10 @@ def draw_all(run: Run) -> list[Path]:
     check_drawable()
     one = worlds.typical(run)
     made: list[Picture | Film | None] = [
-        curves.learning(run),
+        curves.learning(run.rows("round")),
         worlds.film(one),
         worlds.imagined(one),
         worlds.landscape(one),
-        curves.losses(run),
+        curves.losses(run.rows("fit"), run.rows("improve")),
     ]
     return keep([picture for picture in made if picture is not None], Path(run.folder) / FOLDER)

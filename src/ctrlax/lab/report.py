@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from ctrlax.lab import checkpoint, pictures
 from ctrlax.lab.curves import by_seed, number
 from ctrlax.lab.gallery import kept
 from ctrlax.lab.page import Commands, Details, Figure, Part, Section, Table, Text, Tiles, page, shown
-
-if TYPE_CHECKING:
-    from ctrlax.lab.run import Run
+from ctrlax.lab.run import Run
 
 REPORT = "report.html"
 Row = dict[str, Any]
@@ -144,14 +142,14 @@ def _headline(run: Run, seeds: Sequence[Achieved]) -> list[tuple[str, str, str]]
     return tiles
 
 
-def _tile(label: str, values: Sequence[float], unit: str, few: str) -> tuple[str, str, str]:
+def _tile(label: str, values: Sequence[float | int], unit: str, few: str) -> tuple[str, str, str]:
     middle = float(np.median(values))
     if len(values) == 1:
         return label, _brief(middle) + unit, f"one seed{few}"
     return label, _brief(middle) + unit, f"median{few}; {_brief(min(values))} to {_brief(max(values))}{unit}"
 
 
-def _brief(value: float) -> str:
+def _brief(value: float | int) -> str:
     return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value:.3g}"
 
 

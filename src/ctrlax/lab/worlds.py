@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,9 @@ from jaxtyping import Array, Bool, Float
 from ctrlax.agent.imagine import imagine
 from ctrlax.lab.evaluate import SAMPLE_STEP, Evaluation, evaluate
 from ctrlax.lab.gallery import COLORS, Film, Panel, Picture
+from ctrlax.lab.run import Run
 from ctrlax.ode.solvers import named
 from ctrlax.world.render import write_gif
-
-if TYPE_CHECKING:
-    from ctrlax.lab.run import Run
 
 TRIALS = 10
 FILM_SECONDS = 10.0
