@@ -1,7 +1,7 @@
 """Many trajectories in one loop: what `solve` does for one, without gradients and several times faster.
 
-Under `vmap`, `solve` copies the whole record of every trajectory in every step. Here the steps of a stretch are kept as they
-come, one row for all trajectories, and the times asked for are read off once per stretch.
+Under `vmap`, `solve` copies the whole record of every trajectory in every step. Here the steps of a stretch are kept as
+they come, one row for all trajectories, and the times asked for are read off once per stretch.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _step(rates: Rates, lanes: Lanes, setting: Adaptive, limits: _Limits) -> tup
         state=jnp.where(kept[:, None], after, lanes.state),
         rate=jnp.where(kept[:, None], slopes[-1], slopes[0]),
         stale=kept & clipped,
-        lost=lanes.lost | (running & ~kept & (step < limits.smallest_step)),
+        lost=lanes.lost | (running & ~kept & ~(step >= limits.smallest_step)),
         steps=lanes.steps + running,
         work=lanes.work + jnp.where(running, setting.stages + (lanes.stale if tableau.fsal else 0), 0),
     )
@@ -186,8 +186,8 @@ def _slopes(
 ) -> Float[Array, "stage trajectory state"]:
     tableau = setting.tableau
     matrix = np.zeros((tableau.num_stages, tableau.num_stages))
-    for stage, weights in enumerate(tableau.a_lower, 1):
-        matrix[stage, : len(weights)] = weights
+    for row, weights in enumerate(tableau.a_lower, 1):
+        matrix[row, : len(weights)] = weights
     nodes = jnp.asarray(np.concatenate([[0.0], tableau.c]))
     length = right - lanes.time
     # Just before its end a step still sees the action from before a break there.

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ctrlax.ode.randomness import host_generator
 
+AnyArray = Array | np.ndarray  # float64 on the host is NumPy's, inside a compiled function it is JAX's
 Observation = Float[Array, " observation"]
 Action = Float[Array, " action"]
 
@@ -22,8 +23,8 @@ LENGTH_SCALE = 0.5  # seconds, of the text's squared exponential kernels
 JITTER = 1e-5  # variance added to the interpolating kernel's diagonal, in units of its own variance
 # A draw needs only enough to factor: float64 rounding of a unit-variance matrix of a few hundred points.
 DRAW_JITTER = 1e-10
-CLOCK_BITS = 36
-# The points a sampled interpolation is drawn on, per length scale: the kernel through them is exact to 1e-4 of its scale.
+CLOCK_TICK = 2.0**-36  # seconds
+# The points a sampled interpolation is drawn on, per length scale: exact to 1e-4 of the scale between them.
 DRAWN_POINTS_PER_LENGTH = 8
 
 
@@ -35,11 +36,11 @@ class AbstractControl(eqx.Module):
         """The action acting at ``time``; at a break, the one acting from there on."""
 
     @abc.abstractmethod
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         """Times at which the action jumps or has a kink; a solver must not step across one."""
 
     @abc.abstractmethod
-    def delayed(self, by: Float[Array, ""] | float) -> AbstractControl:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> AbstractControl:
         """The same control on a clock that reads ``by`` more."""
 
 
@@ -51,34 +52,34 @@ class PolicyControl(AbstractControl):
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
         return self.policy(observation)
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return jnp.zeros(0)
 
-    def delayed(self, by: Float[Array, ""] | float) -> PolicyControl:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> PolicyControl:
         return self
 
 
 class Constant(AbstractControl):
     """One action for ever."""
 
-    action: Float[Array, " action"]
+    action: Float[AnyArray, " action"]
 
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
         return jnp.asarray(self.action)
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return jnp.zeros(0)
 
-    def delayed(self, by: Float[Array, ""] | float) -> Constant:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Constant:
         return self
 
 
 class Held(AbstractControl):
-    """Each logged action acts from its time until the next one's (zero-order hold); the first also before, the last after."""
+    """Each logged action acts from its time to the next one's: a zero-order hold. Before them the first acts."""
 
-    origin: Float[Array, ""]
-    knots: Float[Array, " knot"]
-    actions: Float[Array, "knot action"]
+    origin: Float[AnyArray, ""]
+    knots: Float[AnyArray, " knot"]
+    actions: Float[AnyArray, "knot action"]
 
     def __init__(self, times: np.ndarray, actions: np.ndarray) -> None:
         self.origin, self.knots = own_clock(times)
@@ -88,19 +89,19 @@ class Held(AbstractControl):
         last = jnp.searchsorted(self.breaks(), time, side="right") - 1  # the very sums a solver stops at
         return jnp.asarray(self.actions)[jnp.maximum(last, 0)]
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return jnp.asarray(self.origin + self.knots)
 
-    def delayed(self, by: Float[Array, ""] | float) -> Held:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Held:
         return eqx.tree_at(lambda control: control.origin, self, self.origin + by)
 
 
 class Linear(AbstractControl):
     """Straight lines between logged actions, constant outside them."""
 
-    origin: Float[Array, ""]
-    knots: Float[Array, " knot"]
-    actions: Float[Array, "knot action"]
+    origin: Float[AnyArray, ""]
+    knots: Float[AnyArray, " knot"]
+    actions: Float[AnyArray, "knot action"]
 
     def __init__(self, times: np.ndarray, actions: np.ndarray) -> None:
         self.origin, self.knots = own_clock(times)
@@ -112,23 +113,23 @@ class Linear(AbstractControl):
         share = jnp.clip((time - knots[left]) / (knots[left + 1] - knots[left]), 0.0, 1.0)
         return (1 - share) * actions[left] + share * actions[left + 1]
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return jnp.asarray(self.origin + self.knots)
 
-    def delayed(self, by: Float[Array, ""] | float) -> Linear:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Linear:
         return eqx.tree_at(lambda control: control.origin, self, self.origin + by)
 
 
 class Kernel(AbstractControl):
     """``a(t) = sum_j k(t, t_j) w_j`` with the squared exponential kernel ``k`` of unit variance.
 
-    The weights are chosen so that the path passes through the given actions, up to the jitter; factored in float64 on the host.
+    The weights make the path pass through the given actions, up to the jitter; factored in float64 on the host.
     """
 
-    origin: Float[Array, ""]
-    knots: Float[Array, " knot"]
-    weights: Float[Array, "knot action"]
-    length_scale: Float[Array, ""]
+    origin: Float[AnyArray, ""]
+    knots: Float[AnyArray, " knot"]
+    weights: Float[AnyArray, "knot action"]
+    length_scale: Float[AnyArray, ""]
 
     def __init__(
         self, times: np.ndarray, actions: np.ndarray, *, length_scale: float = LENGTH_SCALE, jitter: float = JITTER
@@ -144,10 +145,10 @@ class Kernel(AbstractControl):
         distance = (time - self.origin - jnp.asarray(self.knots)) / self.length_scale
         return jnp.exp(-0.5 * distance**2) @ jnp.asarray(self.weights)
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return jnp.zeros(0)
 
-    def delayed(self, by: Float[Array, ""] | float) -> Kernel:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Kernel:
         return eqx.tree_at(lambda control: control.origin, self, self.origin + by)
 
 
@@ -155,55 +156,58 @@ class Squashed(AbstractControl):
     """``middle + reach * tanh(inner)``: a path without bounds brought into the action's bounds."""
 
     inner: AbstractControl
-    middle: Float[Array, " action"]
-    reach: Float[Array, " action"]
+    middle: Float[AnyArray, " action"]
+    reach: Float[AnyArray, " action"]
 
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
-        return self.middle + self.reach * jnp.tanh(self.inner(observation, time))
+        return jnp.asarray(self.middle) + self.reach * jnp.tanh(self.inner(observation, time))
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return self.inner.breaks()
 
-    def delayed(self, by: Float[Array, ""] | float) -> Squashed:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Squashed:
         return Squashed(self.inner.delayed(by), self.middle, self.reach)
 
 
 class Exploring(AbstractControl):
-    """``pi(s(t)) + z(t)``, clipped to the bounds; ``z`` a draw from a Gaussian process in the action's units (SPEC A3)."""
+    """``pi(s(t)) + z(t)``, clipped to the bounds; ``z`` a Gaussian process's draw in the action's units (SPEC A3)."""
 
     policy: Callable[[Observation], Action]
     disturbance: AbstractControl
-    low: Float[Array, " action"]
-    high: Float[Array, " action"]
+    low: Float[AnyArray, " action"]
+    high: Float[AnyArray, " action"]
 
     def __call__(self, observation: Observation, time: Float[Array, ""]) -> Action:
         return jnp.clip(self.policy(observation) + self.disturbance(observation, time), self.low, self.high)
 
-    def breaks(self) -> Float[Array, " break"]:
+    def breaks(self) -> Float[AnyArray, " break"]:
         return self.disturbance.breaks()
 
-    def delayed(self, by: Float[Array, ""] | float) -> Exploring:
+    def delayed(self, by: Float[AnyArray, ""] | float) -> Exploring:
         return Exploring(self.policy, self.disturbance.delayed(by), self.low, self.high)
 
 
-def own_clock(times: np.ndarray) -> tuple[Float[Array, ""], Float[Array, " time"]]:
+def own_clock(
+    times: Float[np.ndarray, "*trajectory time"],
+) -> tuple[Float[np.ndarray, "*trajectory"], Float[np.ndarray, "*trajectory time"]]:
     """The first time, and all times counted from it, float64 on the host.
 
-    Counted times are rounded to 2^-36 of their span's power of two: a log that begins at 1e4 s has its times rounded at 1e-12 s,
-    an unstable system multiplies that a millionfold, and the same log moved along the clock must give the same trajectory.
+    Counted times are rounded to `CLOCK_TICK` (of their span's power of two, if that is below a second): a log that
+    begins at 1e4 s has its times rounded at 1e-12 s, an unstable system multiplies that a millionfold, and the same log
+    moved along the clock must give the same trajectory.
     """
     times = np.asarray(times, np.float64)
     counted = times - times[..., :1]
-    resolution = np.exp2(np.round(np.log2(np.max(counted, axis=-1, keepdims=True))) - CLOCK_BITS)
+    resolution = CLOCK_TICK * np.exp2(np.minimum(np.round(np.log2(np.max(counted, axis=-1, keepdims=True))), 0.0))
     return _host_array(times[..., 0]), _host_array(np.round(counted / resolution) * resolution)
 
 
-def _host_array(value: np.ndarray | float) -> Array:
-    # float64 on the host is NumPy's: JAX would round it while its global flag is off.
-    return np.asarray(value, np.float64)  # pyright: ignore[reportReturnType]
+def _host_array(value: np.ndarray | float) -> np.ndarray:
+    # JAX would round it while its global flag is off.
+    return np.asarray(value, np.float64)
 
 
-def kernel_matrix(rows: np.ndarray | Array, columns: np.ndarray | Array, length_scale: float) -> np.ndarray:
+def kernel_matrix(rows: AnyArray, columns: AnyArray, length_scale: AnyArray | float) -> np.ndarray:
     """The squared exponential kernel of unit variance between two sets of times, float64."""
     distance = (np.asarray(rows, np.float64)[:, None] - np.asarray(columns, np.float64)[None, :]) / length_scale
     return np.exp(-0.5 * distance**2)

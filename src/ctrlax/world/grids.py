@@ -1,4 +1,4 @@
-"""Observation times: fixed, uniform and exponential spacing with the same mean step (the text's observation spacings)."""
+"""Observation times: fixed, uniform and exponential spacing with the same mean step, as in the text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw_steps(grid: str, mean_step: float, count: int, *, key: PRNGKeyArray) ->
 
 
 def draw_times(grid: str, mean_step: float, points: int, *, key: PRNGKeyArray, trajectories: int = 1) -> np.ndarray:
-    """``[trajectory, time]`` with exactly ``points`` times each, the first 0; multiplied out, so that a fixed grid has no drift."""
+    """``[trajectory, time]``: exactly ``points`` times each, the first 0; a fixed grid has no drift."""
     if points < 2:
         raise UserError(f"a trajectory needs at least 2 points, but {points} came")
     if grid_named(grid) == "fixed":
