@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ FINISHED = "finished"  # the folder of seeds that ended before the run did
 DUMPS = "dumps"
 
 
+@runtime_checkable
 class Show(Protocol):
     """Who watches a run go by."""
 

@@ -12,8 +12,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
+from ctrlax import config
 from ctrlax.agent import improve
 from ctrlax.agent.critic import init_critic
 from ctrlax.agent.policy import Policy, init_policy
@@ -34,6 +35,7 @@ from ctrlax.lab.state import (
 )
 from ctrlax.model import fit, registry
 from ctrlax.model.dataset import Dataset
+from ctrlax.model.full_loss import full_loss
 from ctrlax.model.scaling import scaling_of
 from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording
@@ -69,17 +71,22 @@ class Laboratory:
         shaped = self.environment.training_reward_rate
         return shaped if self.config.training_reward and shaped is not None else self.environment.reward_rate
 
+    @property
+    def agent_settings(self) -> config.Agent:
+        """With horizons in steps of the observations' mean step where they have none of their own."""
+        agent = self.config.agent
+        return agent if agent.horizon_step else dataclasses.replace(agent, horizon_step=self.config.sampling.dt)
+
     def start(self, seeds: Sequence[int], dataset: Dataset | None = None) -> RunState:
         """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories, or logged ones."""
-        keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-        split = jax.vmap(lambda key: jax.random.split(key, 5))(keys)
+        split = _first_keys(seeds)
         if dataset is None:
             experience = self._first_data(split[:, 1])
         else:
             experience = pieces_of(dataset, self.config.sampling.count(), len(seeds))
         return self.begin(seeds, split, experience)
 
-    def begin(self, seeds: Sequence[int], keys: PRNGKeyArray, experience: Experience) -> RunState:
+    def begin(self, seeds: Sequence[int], keys: Key[Array, "seed five"], experience: Experience) -> RunState:
         """A run that knows its first data; ``keys`` are five for every seed."""
         learned = self._fresh_model(experience, keys[:, 2])
         agents = self._fresh_agent(experience, keys[:, 3])
@@ -98,7 +105,7 @@ class Laboratory:
     def learns(self) -> bool:
         return self.config.model.family != "true"
 
-    def _first_data(self, keys: PRNGKeyArray) -> Experience:
+    def _first_data(self, keys: Key[Array, " seed"]) -> Experience:
         sampling, environment = self.config.sampling, self.environment
         seen = []
         for key in keys:
@@ -109,7 +116,7 @@ class Laboratory:
             seen.append(simulate(environment, controls, times, key=solve_key, noise=sampling.noise))
         return experience_of(seen, exploring=False, hold=sampling.hold)
 
-    def _fresh_model(self, experience: Experience, keys: PRNGKeyArray) -> fit.Learned:
+    def _fresh_model(self, experience: Experience, keys: Key[Array, " seed"]) -> fit.Learned:
         environment = self.environment
         noise = jnp.full(environment.observation_size, self.config.fit.initial_log_noise)
         made = []
@@ -119,7 +126,7 @@ class Laboratory:
             made.append(fit.Learned(registry.build(self.config.model, environment, scaling, key=key), noise))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
 
-    def _fresh_agent(self, experience: Experience, keys: PRNGKeyArray) -> improve.AgentState:
+    def _fresh_agent(self, experience: Experience, keys: Key[Array, " seed"]) -> improve.AgentState:
         environment, gain = self.environment, self.config.agent.gain
         middle = jnp.asarray(environment.action_middle, jnp.float32)
         reach = jnp.asarray(environment.action_reach, jnp.float32)
@@ -155,7 +162,7 @@ class Laboratory:
 
     def improve_chunk(self, state: RunState) -> tuple[RunState, Rows]:
         """Lines 9 to 13: some updates of actor and critic."""
-        settings = self.config.agent
+        settings = self.agent_settings
         length = chunk_length(settings.updates)
         ramp = min((state.round - 1) / settings.bootstrap_ramp, 1.0) if settings.bootstrap_ramp else 1.0
         agent, metrics = _agent_updates(
@@ -189,6 +196,8 @@ class Laboratory:
             state = fitted_shape(state, self._sizes(state.experience.times.shape[1], state.round))
         split = jax.vmap(lambda key: jax.random.split(key, 2))(state.key)
         if phase == FIT:
+            if place == PHASES.index(FIT) and self.config.fit.undo_matching:
+                state = self._unless_worse(state, split[:, 1])
             fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(state.fitting.learned, split[:, 1])
             state = _replace(state, fitting=fitting, key=split[:, 0])
         if phase == IMPROVE:
@@ -197,6 +206,15 @@ class Laboratory:
             )
             state = _replace(state, agent=agent, key=split[:, 0])
         return state
+
+    def _unless_worse(self, state: RunState, keys: Key[Array, " seed"]) -> RunState:
+        """Gradient matching undone for the seeds whose loss on all data it made worse."""
+        before = self._fresh_model(state.experience, _first_keys(state.seeds)[:, 2])
+        after, recordings = state.fitting.learned, self.recordings(state)
+        loss = jax.vmap(lambda learned, seen, key: full_loss(self.config.fit, learned, seen, key=key))
+        worse = loss(after, recordings, keys) > loss(before, recordings, keys)
+        kept = jax.tree.map(lambda a, b: jnp.where(worse.reshape(-1, *[1] * (a.ndim - 1)), b, a), after, before)
+        return _replace(state, fitting=dataclasses.replace(state.fitting, learned=kept))
 
     def collect(self, state: RunState) -> RunState:
         """Lines 14 and 15: act once from the start distribution, then explore around the policy."""
@@ -212,7 +230,18 @@ class Laboratory:
         sampling = self.config.sampling
         time_key, solve_key = jax.random.split(key)
         times = draw_times(sampling.grid, sampling.dt, sampling.count(), key=time_key)
-        return simulate(self.environment, self.policy(state, seed), times, key=solve_key, noise=sampling.noise)
+        control = self.policy(state, seed)
+        if self.effort(state, seed) < sampling.least_effort:  # a policy this timid shows the model nothing
+            path_key, solve_key = jax.random.split(solve_key)
+            times = np.reshape(times, (1, -1))
+            control = random_controls(self.environment, times, key=path_key)
+        return simulate(self.environment, control, times, key=solve_key, noise=sampling.noise)
+
+    def effort(self, state: RunState, seed: int) -> float:
+        """Mean ``|action|`` over the states imagined last, in the action's units; infinite where there are none."""
+        imagined = jax.tree.map(lambda leaf: np.asarray(leaf[seed]), state.agent.imagined)
+        size = np.abs(jax.vmap(self.policy(state, seed))(imagined.observations))[imagined.present]
+        return float(size.mean()) if len(size) else np.inf
 
     def _explore(self, state: RunState, seed: int, key: PRNGKeyArray):
         sampling, environment = self.config.sampling, self.environment
@@ -241,7 +270,11 @@ class Laboratory:
         learned = jax.tree.map(lambda leaf: leaf[seed], state.fitting.learned)
         padded = np.zeros((state.capacity * data.times.shape[2], seen.shape[1]), np.float32)
         padded[: len(seen)] = seen
-        weights = np.asarray(_variance(learned.dynamics, self.policy(state, seed), padded, draw_key), np.float64)
+        policy = self.policy(state, seed)
+        weights = np.asarray(_variance(learned.dynamics, policy, padded, draw_key), np.float64)
+        if self.config.sampling.explore_by == "reward":  # a rate below zero is no place to begin from
+            rates = jax.vmap(lambda seen: self.reward_rate(seen, policy(seen)))(padded)
+            weights = weights + np.maximum(np.asarray(rates, np.float64), 0.0)
         weights = np.nan_to_num(weights[: len(seen)]) + np.finfo(np.float64).tiny
         chosen = host_generator(choice_key).choice(len(seen), size=count, p=weights / weights.sum())
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
@@ -255,7 +288,7 @@ class Laboratory:
         """Lines 16 and 17: ten trials of every seed going on; in `default` ten fresh ones before a success counts."""
         schedule = self.config.schedule
         split = jax.vmap(lambda key: jax.random.split(key, 3))(state.key)
-        going = np.flatnonzero(state.ended == 0)
+        going = np.flatnonzero(state.ended == 0).tolist()
 
         def run(place: int) -> tuple[Evaluation, bool]:
             seed = going[place]
@@ -283,6 +316,12 @@ class Laboratory:
             solved_seconds=np.where(newly, state.experience.interaction_seconds(), state.solved_seconds),
             ended=np.where(over, state.round, state.ended),
         ), answers
+
+
+def _first_keys(seeds: Sequence[int] | np.ndarray) -> Key[Array, "seed five"]:
+    """A seed's keys for its run, its first data, its model, its agent and its fitting."""
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return jax.vmap(lambda key: jax.random.split(key, 5))(keys)
 
 
 def _for_each_seed(work: Callable[[int], Any], count: int) -> list[Any]:

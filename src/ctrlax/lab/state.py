@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from ctrlax.agent import improve
 from ctrlax.agent.policy import Policy
@@ -24,7 +24,7 @@ SHAPES = 3  # sizes of its arrays a run may go through: every one is a compilati
 class RunState(eqx.Module):
     """Everything a run is, between two chunks of a phase."""
 
-    key: PRNGKeyArray  # [seed]
+    key: Key[Array, " seed"]
     experience: Experience
     fitting: fit.FitState
     agent: improve.AgentState
@@ -49,7 +49,7 @@ class RunState(eqx.Module):
 
 
 def begin_lanes(
-    key: PRNGKeyArray,
+    key: Key[Array, " seed"],
     experience: Experience,
     fitting: fit.FitState,
     agent: improve.AgentState,
