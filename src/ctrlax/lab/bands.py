@@ -26,7 +26,7 @@ def held_out_picture(
 ) -> list[Path]:
     """``held-out.svg`` and ``held-out.png`` in ``folder``: one seed's members against trajectories it has not seen."""
     chosen = np.unique(np.linspace(0, len(dataset.logs) - 1, SHOWN).round().astype(int))
-    logs = [_beginning(dataset.logs[place], REACH * max(horizons)) for place in chosen]
+    logs = tuple(_beginning(dataset.logs[place], REACH * max(horizons)) for place in chosen)
     shown = dataclasses.replace(dataset, logs=logs)
     forecasts = run.forecast(shown, seed=seed)
     title = f"{run.config.model.family} from the first point of held-out trajectories"

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.errors import UserError
@@ -27,6 +27,7 @@ from ctrlax.model.coordinates import Coordinates, Scaling, coordinates_of
 from ctrlax.model.dataset import Dataset, read
 from ctrlax.model.fit import Learned
 from ctrlax.model.scaling import FLOOR, scaling_of
+from ctrlax.model.structure import KNOWN
 from ctrlax.names import unknown_name
 
 HELD_OUT = 0.2  # share of the trajectories that only the table sees
@@ -137,6 +138,7 @@ def fit(
     dataset = dataset if isinstance(dataset, Dataset) else read(dataset)
     if rates:
         dataset = dataclasses.replace(dataset, rates={**dataset.rates, **rates})
+    chosen = chosen.replaced(model__structure=_known(chosen.model.structure, dataset))
     training, held = without_some(dataset, held_out)
     seen = material([training], chosen.fit, shared=True, length_scale=chosen.sampling.action_length_scale)
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.fold_in(jax.random.key(seed), 0)))(_as_seeds(seeds))
@@ -175,6 +177,14 @@ def settled(
         raise unknown_name("preset", preset, config.PRESETS)
     given = {name: value for name, value in own.items() if value is not None}
     return changed(config.fit_preset(preset), {**given, **settings})
+
+
+def _known(structure: tuple[str, ...], dataset: Dataset) -> tuple[str, ...]:
+    """``known`` means what the data says of itself: second-order where every observation is a rate or its position."""
+    coordinates = dataset_coordinates(dataset)
+    told = {*coordinates.velocities(), *coordinates.positions()} == set(range(coordinates.observation_size))
+    named = [("second-order" if told else "") if name == KNOWN else name for name in structure]
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 def described(dataset: Dataset) -> dict[str, Any]:
@@ -218,7 +228,7 @@ def fresh_lanes(
     chosen: config.Config,
     coordinates: Coordinates,
     scalings: Sequence[Scaling],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " lane"],
     known: Callable[..., Any] | None = None,
 ) -> Learned:
     """A fresh model for every lane."""

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.errors import UserError
@@ -116,7 +116,7 @@ def without_some(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
             f"holding out {share:g} of {len(logs)} trajectories with {dataset.points} points leaves one side empty: "
             "record more."
         )
-    return dataclasses.replace(dataset, logs=kept), dataclasses.replace(dataset, logs=held)
+    return dataclasses.replace(dataset, logs=tuple(kept)), dataclasses.replace(dataset, logs=tuple(held))
 
 
 def _between(log: Log, first: int, last: int | None) -> Log:
@@ -133,7 +133,7 @@ def _thinned(dataset: Dataset) -> Dataset:
     most = min(MATCHING_POINTS // PIECE, len(places))
     chosen = np.linspace(0, len(places) - 1, most).round().astype(int)
     pieces = [_between(places[i][0], places[i][1], places[i][1] + PIECE) for i in chosen]
-    return dataclasses.replace(dataset, logs=[piece for piece in pieces if len(piece.times) > 1])
+    return dataclasses.replace(dataset, logs=tuple(piece for piece in pieces if len(piece.times) > 1))
 
 
 def _packed(dataset: Dataset, length_scale: float) -> Recording:
@@ -166,7 +166,7 @@ def fit_lanes(
     learned: fit.Learned,
     seen: Material,
     *,
-    key: PRNGKeyArray,
+    key: Key[Array, " lane"],
     guard: Guard,
     seeds: Sequence[int],
     watch: Callable[[Progress], None] = lambda progress: None,
@@ -243,21 +243,25 @@ class _Best:
             self.stopped |= self.waited >= self.patience
 
 
+_PROGRAMS: dict[Any, Any] = {}  # compiled in this process, by function, static arguments and shapes
+
+
 class _Clock:
     """Compiles ahead of running, so that the two are told apart."""
 
     def __init__(self) -> None:
         self.running = 0.0
         self.compiling = 0.0
-        self._programs: dict[Any, Any] = {}
 
     def run(self, function: Any, static: tuple[Any, ...], *arguments: Any) -> Any:
         began = time.perf_counter()
-        if (function, static) not in self._programs:
-            self._programs[function, static] = function.lower(*static, *arguments).compile()
+        leaves, form = jax.tree.flatten(arguments)
+        place = (function, static, form, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
+        if place not in _PROGRAMS:
+            _PROGRAMS[place] = function.lower(*static, *arguments).compile()
             self.compiling += time.perf_counter() - began
             began = time.perf_counter()
-        answer = jax.block_until_ready(self._programs[function, static](*arguments))
+        answer = jax.block_until_ready(_PROGRAMS[place](*arguments))
         self.running += time.perf_counter() - began
         return answer
 

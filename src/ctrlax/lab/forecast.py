@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -265,9 +265,10 @@ def write_forecasts(dataset: Dataset, forecasts: Sequence[Forecast], path: Path)
         values = np.concatenate([getattr(each, part) for each in forecasts])
         columns |= {f"{part}.{name}": values[:, place] for place, name in enumerate(dataset.observation_names)}
     told = {"format_version": FORMAT_VERSION, "units": dict(dataset.units), "interval": INTERVAL}
-    content = io.BytesIO()
-    form.encode(content, columns, formats.as_metadata(told))
-    write_aside(path, [content.getvalue()])
+    with tempfile.TemporaryFile() as content:
+        form.encode(content, columns, formats.as_metadata(told))
+        content.seek(0)
+        write_aside(path, [content.read()])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -286,7 +287,7 @@ def mixture_quantile(
     reach = 8 * noise  # beyond it a Gaussian's tail is below float32's resolution of one
     between = jnp.min(middles, axis=0) - reach, jnp.max(middles, axis=0) + reach
 
-    def halved(_: int, between: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halved(_: Array, between: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = between
         middle = (low + high) / 2
         below = jnp.mean(jax.scipy.special.ndtr((middle - middles) / noise), axis=0) < level
