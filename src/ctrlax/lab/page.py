@@ -224,13 +224,14 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--faint);vertical-align:top}
 th{font-weight:600}
 .number{text-align:right}
-pre{background:var(--raised);border-radius:8px;padding:10px 14px;overflow-x:auto;font-size:.88rem;margin:.3em 0 1em}
+pre{background:var(--raised);border-radius:8px;padding:10px 14px;font-size:.88rem;margin:.3em 0 1em;
+    white-space:pre-wrap;overflow-wrap:anywhere}
 code{font-family:ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace}
 summary{cursor:pointer;padding:.3em 0}
 @media print{
 body{font-size:11pt}
 main{max-width:none;padding:0}
-pre{white-space:pre-wrap;border:1px solid var(--faint)}
+pre{border:1px solid var(--faint)}
 .tiles div{border:1px solid var(--faint)}
 .panels svg{max-width:48%}
 h2,h3,figcaption{break-after:avoid}

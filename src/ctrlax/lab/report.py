@@ -85,7 +85,7 @@ def differences(run: Run) -> list[tuple[str, Any, Any]]:
 def commands(run: Run) -> list[tuple[str, str]]:
     """What each command does, and the command: repeat, go on, try it, look again."""
     folder, rounds = shlex.quote(str(run.folder)), run.config.schedule.rounds
-    more = f" --rounds {2 * rounds}" if _going(run) and run.state.round > rounds else ""
+    more = f" --rounds {2 * rounds}" if _going(run) and _rounds_done(run) >= rounds else ""
     return [
         ("Repeat this run in a new folder:", _repeat(run)),
         ("Go on where it stopped (a seed that has ended stays so):", f"ctrlax resume {folder}{more}"),
@@ -117,13 +117,15 @@ def _lead(run: Run) -> str:
 
 
 def _standing(run: Run) -> str:
-    state, rounds = run.state, run.config.schedule.rounds
-    going = _going(run)
-    if not going or state.round > rounds:
+    going, done, rounds = _going(run), _rounds_done(run), run.config.schedule.rounds
+    if not going or done >= rounds:
         return "The run is complete."
-    return (
-        f"The run stands in round {state.round} of at most {rounds}, phase {state.phase}; {going} of its seeds go on."
-    )
+    verb = "goes on" if going == 1 else "go on"
+    return f"Rounds done: {done} of at most {rounds}; {going} of {len(run.seeds)} seeds {verb}."
+
+
+def _rounds_done(run: Run) -> int:
+    return max((row["round"] for row in run.rows("round")), default=0)
 
 
 def _headline(run: Run, seeds: Sequence[Achieved]) -> list[tuple[str, str, str]]:
@@ -146,7 +148,9 @@ def _tile(label: str, values: Sequence[float | int], unit: str, few: str) -> tup
     middle = float(np.median(values))
     if len(values) == 1:
         return label, _brief(middle) + unit, f"one seed{few}"
-    return label, _brief(middle) + unit, f"median{few}; {_brief(min(values))} to {_brief(max(values))}{unit}"
+    low, high = _brief(min(values)), _brief(max(values))
+    spread = f"{low} to {high}{unit}" if low != high else "all alike"
+    return label, _brief(middle) + unit, f"median{few}; {spread}"
 
 
 def _brief(value: float | int) -> str:

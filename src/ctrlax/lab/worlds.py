@@ -77,7 +77,8 @@ def imagined(one: Specimen) -> Picture:
     caption = (
         f"Seed {one.seed}, from the hardest of {TRIALS} starts: the policy in the true world (thick) and inside "
         + (f"each of the model's {len(states)} members (thin). " if len(states) > 1 else "the model (thin). ")
-        + f"The agent learns from the first {config.agent.horizon:g} s, left of the dashed line."
+        + f"The agent learns from the first {config.agent.horizon:g} s, left of the dashed line; "
+        "a member that runs away leaves the frame."
         + (f" {np.sum(~healthy)} members left the data's range by far and are not drawn." if not healthy.all() else "")
     )
     rates = np.exp(-times / config.agent.discount_time) * trajectory.rewards[trial, :count]
@@ -121,7 +122,7 @@ def landscape(one: Specimen) -> Picture | None:
         label = f"{name} [{units[place]}]" if units[place] else name
         panels.append(_plane(one, f"What the policy does: {name}", label, spans, actions[..., place], paths, bounds))
     caption = (
-        f"Seed {one.seed}: value and action over the state plane, and {TRIALS} true roll-outs of the policy from their "
+        f"Seed {one.seed}: newest critic and best policy over the state plane, and {TRIALS} true roll-outs from their "
         f"starts (dots); the bold one is the hardest start, which {one.acted}."
     )
     return Picture("landscape", "Value and action over the state plane", caption, tuple(panels))
