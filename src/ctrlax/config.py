@@ -26,7 +26,11 @@ class Sampling:
     explore_from: Literal["data", "reset"] = (
         "data"  # exploring roll-outs start from data, or from the start distribution
     )
+    explore_by: Literal["variance", "reward"] = (
+        "variance"  # starts in data weigh by the model's variance there, or by reward rate plus variance
+    )
     exploration_scale: float = 0.1  # of the disturbance z(t), in the action's units
+    least_effort: float = 0.0  # mean imagined |action|, in its units, below which a round collects with random actions
 
     def count(self) -> int:
         """Observations in one trajectory."""
@@ -52,8 +56,10 @@ class Fit:
     window_points: int = 5  # t_s
     windows_per_trajectory: int | None = 5  # None: `windows` of all trajectories together
     windows: int = 25  # windows in an update where `windows_per_trajectory` is None
+    recent: int | None = None  # trajectories that windows are drawn from, the last ones; None: all
     matching_updates: int = 500  # gradient matching, before round 1
     matching_rate: float = 5e-3  # its learning rate
+    undo_matching: bool = False  # go back to before it where the loss on all data is worse after it
     warmup_updates: int = 100  # geometric, from `warmup_rate` to `rate`
     warmup_rate: float = 1e-4
     rate: float = 1e-3  # learning rate after the warm-up
@@ -156,17 +162,24 @@ PRESETS = {
     "reference": Config(
         preset="reference",
         variant="reference",
-        sampling=Sampling(points=None),
+        sampling=Sampling(points=None, explore_by="reward", least_effort=0.25),
         model=Model(gain=0.1),
-        fit=Fit(windows_per_trajectory=3, updates=1150, learn_noise=False, kl_ramp=0.5),
-        agent=Agent(actor_objective="mean", bootstrap_ramp=5, critic_steps=10, recent=5, start_from_exploring=True),
+        fit=Fit(windows_per_trajectory=3, recent=50, undo_matching=True, updates=1150, learn_noise=False, kl_ramp=0.5),
+        agent=Agent(
+            horizon_law="steps",
+            actor_objective="mean",
+            bootstrap_ramp=5,
+            critic_steps=10,
+            recent=5,
+            start_from_exploring=True,
+        ),
     ),
     "default": Config(
         preset="default",
         training_reward=True,
         model=Model(structure=("known",)),
         fit=Fit(windows_per_trajectory=None, windows=25, matching_updates=300, updates=500, solver="rk4"),
-        agent=Agent(members_per_start="one", updates=1000, horizons=10, solver="rk4", imagined_starts=0.6, decay=0.9),
+        agent=Agent(members_per_start="one", updates=1000, horizons=20, solver="rk4", imagined_starts=0.6),
         schedule=Schedule(confirm=True),
     ),
 }

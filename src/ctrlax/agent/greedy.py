@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ctrlax.agent.critic import Critic
 from ctrlax.errors import UserError
 from ctrlax.model.dynamics import AbstractDynamics, Members
+
+Value = Callable[[Float[Array, " observation"]], Float[Array, ""]]  # a critic, or a value known otherwise
 
 # How far from affine a field may be, relative to what the action does: float32 rounding is a hundred times smaller.
 AFFINE_TOLERANCE = 1e-3
@@ -31,7 +34,7 @@ class Greedy(eqx.Module):
 
     dynamics: AbstractDynamics
     members: Members
-    critic: Critic
+    critic: Value
     middle: Float[Array, " action"]
     reach: Float[Array, " action"]
     action_cost: float  # c_a
@@ -47,7 +50,7 @@ class Greedy(eqx.Module):
 def greedy_policy(
     dynamics: AbstractDynamics,
     members: Members,
-    critic: Critic,
+    critic: Value,
     observations: Float[Array, "candidate observation"],
     middle: Float[Array, " action"],
     reach: Float[Array, " action"],

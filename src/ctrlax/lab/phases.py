@@ -214,7 +214,7 @@ class Laboratory:
         loss = jax.vmap(lambda learned, seen, key: full_loss(self.config.fit, learned, seen, key=key))
         worse = loss(after, recordings, keys) > loss(before, recordings, keys)
         kept = jax.tree.map(lambda a, b: jnp.where(worse.reshape(-1, *[1] * (a.ndim - 1)), b, a), after, before)
-        return _replace(state, fitting=dataclasses.replace(state.fitting, learned=kept))
+        return eqx.tree_at(lambda state: state.fitting.learned, state, kept)
 
     def collect(self, state: RunState) -> RunState:
         """Lines 14 and 15: act once from the start distribution, then explore around the policy."""
@@ -240,7 +240,7 @@ class Laboratory:
     def effort(self, state: RunState, seed: int) -> float:
         """Mean ``|action|`` over the states imagined last, in the action's units; infinite where there are none."""
         imagined = jax.tree.map(lambda leaf: np.asarray(leaf[seed]), state.agent.imagined)
-        size = np.abs(jax.vmap(self.policy(state, seed))(imagined.observations))[imagined.present]
+        size = np.abs(_actions(self.policy(state, seed), imagined.observations))[imagined.present]
         return float(size.mean()) if len(size) else np.inf
 
     def _explore(self, state: RunState, seed: int, key: PRNGKeyArray):
@@ -273,8 +273,8 @@ class Laboratory:
         policy = self.policy(state, seed)
         weights = np.asarray(_variance(learned.dynamics, policy, padded, draw_key), np.float64)
         if self.config.sampling.explore_by == "reward":  # a rate below zero is no place to begin from
-            rates = jax.vmap(lambda seen: self.reward_rate(seen, policy(seen)))(padded)
-            weights = weights + np.maximum(np.asarray(rates, np.float64), 0.0)
+            rates = np.asarray(_reward_rates(self.reward_rate, policy, padded), np.float64)
+            weights = weights + np.maximum(rates, 0.0)
         weights = np.nan_to_num(weights[: len(seen)]) + np.finfo(np.float64).tiny
         chosen = host_generator(choice_key).choice(len(seen), size=count, p=weights / weights.sum())
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
@@ -394,3 +394,13 @@ def _variance(dynamics, policy, observations, key):
         return jax.vmap(lambda o: dynamics.rate(member, o, policy(o)))(observations)
 
     return jnp.mean(jnp.var(jax.vmap(rates)(members), axis=0), axis=-1)
+
+
+@eqx.filter_jit
+def _actions(policy, observations):
+    return jax.vmap(policy)(observations)
+
+
+@eqx.filter_jit
+def _reward_rates(reward_rate, policy, observations):
+    return jax.vmap(lambda observation: reward_rate(observation, policy(observation)))(observations)

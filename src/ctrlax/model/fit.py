@@ -18,7 +18,7 @@ from ctrlax import config
 from ctrlax.model import first_state as inference
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.model.update import guarded_update
-from ctrlax.model.windows import Recording, Windows, draw_windows, path_action
+from ctrlax.model.windows import Recording, Windows, draw_windows, newest, path_action
 from ctrlax.ode.solve import explicit_step, solve
 from ctrlax.ode.solvers import Fixed, SolverSetting, named
 
@@ -210,14 +210,14 @@ def fit_update(
     """One step of line 7 of Algorithm 1."""
     key, window_key, draw_key = jax.random.split(state.key, 3)
     windows = draw_windows(
-        recording,
+        newest(recording, settings.recent),
         points=settings.window_points,
         per_trajectory=settings.windows_per_trajectory,
         total=settings.windows,
         key=window_key,
     )
     points = jnp.sum(recording.counts).astype(jnp.float32)
-    ramp = settings.kl_ramp * settings.updates
+    ramp = settings.kl_ramp * (settings.warmup_updates + settings.updates)
     kl_weight = settings.kl_weight * jnp.minimum(state.iteration / ramp, 1.0) if ramp else settings.kl_weight
     trained, fixed = eqx.partition(state.learned, eqx.is_inexact_array)
 

@@ -88,6 +88,15 @@ def path_action(path: Float[Array, "coefficient action"], tau: Float[Array, ""] 
     return action
 
 
+def newest(recording: Recording, count: int | None) -> Recording:
+    """The last ``count`` trajectories that are there; None: all. Padding comes after them."""
+    room = recording.counts.shape[0]
+    if count is None or count >= room:
+        return recording
+    first = jnp.maximum(jnp.sum(jnp.asarray(recording.counts) > 0) - count, 0)
+    return jax.tree.map(lambda part: jax.lax.dynamic_slice_in_dim(part, first, count), recording)
+
+
 def draw_windows(
     recording: Recording, *, points: int, per_trajectory: int | None, total: int, key: PRNGKeyArray
 ) -> Windows:
