@@ -43,11 +43,11 @@ OURS = {
 PEER = {"peer, 20": {"solve": "graph", "horizons": 20}, "peer, 10": {"solve": "graph", "horizons": 10}}
 
 
-def batches(laboratory: Laboratory, state: RunState) -> list[tuple[Any, improve.Horizons]]:
+def batches(laboratory: Laboratory, state: RunState, count: int = UPDATES) -> list[tuple[Any, improve.Horizons]]:
     """Starts and horizons of the burst's updates, from the same keys as `agent_update`."""
     key, starts = first_seed(state.agent.key), first_seed(laboratory._starts(state.experience))
     drawn = []
-    for _ in range(UPDATES):
+    for _ in range(count):
         key, horizon_key, start_key, _ = jax.random.split(key, 4)
         settings = laboratory.config.agent
         begins = improve._draw_begins(settings, first_seed(state.agent), starts, key=start_key)

@@ -177,13 +177,12 @@ def peer_stages(stages: Stages, laboratory: Any, state: Any) -> None:
             file = f"{folder}/{task}.npz"
             if task == "dynamics":
                 begun = fitting_again(state)
-                drawn = dynamics_update.batches(laboratory, begun, laboratory.recordings(begun))
+                drawn = dynamics_update.batches(laboratory, begun, laboratory.recordings(begun), updates)
                 dynamics_update.exported(laboratory, begun, drawn, file)
             else:
                 begun = improving_again(laboratory, state)
-                agent_update.exported(laboratory, begun, agent_update.batches(laboratory, begun), file)
-            count = min(updates, dynamics_update.UPDATES if task == "dynamics" else agent_update.UPDATES)
-            request = {"task": task, "file": file, "updates": count, "device": device}
+                agent_update.exported(laboratory, begun, agent_update.batches(laboratory, begun, updates), file)
+            request = {"task": task, "file": file, "updates": updates, "device": device}
             peer[0].ask(do="burst", **request)
             answers = [peer[0].ask(do="burst", **request) for _ in range(stages.options.repeats)]
             row = summary([second for answer in answers for second in answer["seconds"]])

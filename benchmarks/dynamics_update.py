@@ -36,11 +36,11 @@ PEER = {
 ACA_BURSTS = 2  # it is several times slower: no need to wait for more
 
 
-def batches(laboratory: Laboratory, state: RunState, recordings: Any) -> list[Windows]:
+def batches(laboratory: Laboratory, state: RunState, recordings: Any, count: int) -> list[Windows]:
     """The windows that the burst's updates will draw, from the same keys as `fit_update`."""
     settings, key = laboratory.config.fit, first_seed(state.fitting.key)
     recording, drawn = first_seed(recordings), []
-    for _ in range(UPDATES):
+    for _ in range(count):
         key, window_key, _ = jax.random.split(key, 3)
         drawn.append(
             draw_windows(
@@ -106,38 +106,39 @@ def main() -> None:
 
 def compare(peer: Peer, options: argparse.Namespace, file: str) -> dict[str, Any]:
     """Train the field, then let the sides take turns."""
+    updates = 2 if options.quick else UPDATES
     laboratory = cartpole(quick=options.quick)
     state = fitting_again(trained(laboratory, [0], rounds=options.rounds))
     recordings = laboratory.recordings(state)
     labs = {
-        name: with_settings(laboratory, fit__solver=name, fit__warmup_updates=0, fit__updates=UPDATES) for name in OURS
+        name: with_settings(laboratory, fit__solver=name, fit__warmup_updates=0, fit__updates=updates) for name in OURS
     }
-    drawn = batches(laboratory, state, recordings)
+    drawn = batches(laboratory, state, recordings, updates)
     exported(laboratory, state, drawn, file)
     with jax.enable_x64(True):
         tight = window_states(state, drawn[0], "dopri8", jnp.float64)
     rows: dict[str, dict[str, Any]] = {}
     for name in OURS:
         compile_seconds, (_, metrics) = timed(lambda name=name: labs[name].fit_chunk(state, recordings))
-        evaluations = int(measured_work(labs[name], state, recordings)) / UPDATES / tight.shape[0] / tight.shape[1]
+        evaluations = int(measured_work(labs[name], state, recordings)) / updates / tight.shape[0] / tight.shape[1]
         error = accuracy(window_states(state, drawn[0], name), tight)
         rows[name] = {"loss": float(metrics["loss"][0]), "first_call_seconds": compile_seconds}
         rows[name] |= {"evaluations": evaluations, "differentiated": evaluations, "error": error, "seconds": []}
     for name, request in PEER.items():
         peer.ask(do="states", task="dynamics", file=file, into=f"{file}.npy", **request)
         found = np.load(f"{file}.npy").transpose(1, 2, 0, 3)
-        answer = peer.ask(do="burst", task="dynamics", file=file, updates=UPDATES, **request)
+        answer = peer.ask(do="burst", task="dynamics", file=file, updates=updates, **request)
         rows[name] = {"loss": float(np.mean(answer["losses"])), "error": accuracy(found, tight), "seconds": []}
         rows[name] |= {key: answer[key] for key in ("evaluations", "differentiated")}
     ceilings: dict[str, list[float]] = {"xla": [], "torch": []}
     members, windows = tight.shape[:2]
     for turn in range(options.bursts):
         for name in OURS:
-            rows[name]["seconds"].append(timed(lambda name=name: labs[name].fit_chunk(state, recordings))[0] / UPDATES)
+            rows[name]["seconds"].append(timed(lambda name=name: labs[name].fit_chunk(state, recordings))[0] / updates)
         for name, request in PEER.items():
             if turn >= ACA_BURSTS and request["solve"] == "checkpointed":
                 continue
-            answer = peer.ask(do="burst", task="dynamics", file=file, updates=UPDATES, **request)
+            answer = peer.ask(do="burst", task="dynamics", file=file, updates=updates, **request)
             rows[name]["seconds"].append(float(np.mean(answer["seconds"])))
         ceilings["xla"].append(max(product_ceiling(members, windows, repeats=3).values()))
         ceilings["torch"].append(
@@ -155,7 +156,7 @@ def compare(peer: Peer, options: argparse.Namespace, file: str) -> dict[str, Any
                "min": rows[fastest]["min_ms"] / rows[name]["min_ms"]}
         for name in OURS
     }  # fmt: skip
-    shapes = {"members": members, "windows": windows, "hidden": SIZE, "updates_per_burst": UPDATES}
+    shapes = {"members": members, "windows": windows, "hidden": SIZE, "updates_per_burst": updates}
     return {
         "shapes": shapes, "rows": rows, "peer": fastest, "ratio": ratio, "peer_versions": peer.versions,
         "ceiling_gflops": {name: max(values) for name, values in ceilings.items()},
