@@ -34,12 +34,12 @@ class Specimen:
     def own(self, tree: Any) -> Any:
         """Its part of what has the seed axis first."""
         lane = list(self.run.seeds).index(self.seed)
-        return jax.tree.map(lambda leaf: np.asarray(leaf[lane]), tree)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[lane]), tree)
 
     @cached_property
     def policy(self) -> Any:
         """The one the run answers with: of the best evaluation so far."""
-        return self.run.best_policy(self.seed)
+        return jax.tree.map(jnp.asarray, self.run.best_policy(self.seed))
 
     @cached_property
     def trials(self) -> Evaluation:
@@ -148,7 +148,7 @@ def _imagine(
     one: Specimen, start: np.ndarray, times: np.ndarray
 ) -> tuple[Float[np.ndarray, "member time observation"], Float[np.ndarray, "member time"], Bool[np.ndarray, " member"]]:
     agent = one.run.config.agent
-    dynamics = jax.tree.map(jnp.asarray, one.own(one.run.state.fitting.learned.dynamics))
+    dynamics = one.own(one.run.state.fitting.learned.dynamics)
 
     @jax.jit
     def solved(begin: Array, moments: Array):
