@@ -148,10 +148,9 @@ def test_matching_is_undone_where_the_loss_on_all_data_is_worse(begun, worse):
     kept = laboratory._unless_worse(state, keys).fitting.learned
     assert (losses(kept) <= losses(before)).all()
     assert (losses(after.learned)[1] > losses(before)[1]) == worse
-    second = [
-        flat(jax.tree.map(lambda leaf: leaf[1], learned)) for learned in (kept, before if worse else after.learned)
-    ]
-    np.testing.assert_array_equal(*second)
+    expected = before if worse else after.learned
+    second, other = (flat(jax.tree.map(lambda leaf: leaf[1], learned)) for learned in (kept, expected))
+    np.testing.assert_array_equal(second, other)
 
 
 def test_a_timid_policy_collects_with_random_actions(begun):

