@@ -132,7 +132,8 @@ def test_many_are_solved_as_each_alone():
     def own(strength, time, state):
         return field(time, state, strength)
 
-    for name in ADAPTIVE:
+    # A setting that lands on times is solved by `solve` itself, here as there.
+    for name in (name for name in ADAPTIVE if not dataclasses.asdict(SOLVERS[name])["lands_on_times"]):
         setting = SOLVERS[name]
         many = jax.jit(lambda setting=setting: solve_batch(own, strengths, starts, times, setting))()
 
