@@ -17,6 +17,7 @@ import dataclasses
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,19 +113,16 @@ def true_field_noise(environment: ctrlax.Environment, training: Dataset, points:
     dynamics = TrueDynamics(
         environment.field, environment.observe, environment.restore, jnp.ones(environment.observation_size)
     )
+    return np.asarray(_residuals(dynamics, recording, trajectory, first, points), np.float64)
+
+
+@partial(jax.jit, static_argnums=4)
+def _residuals(dynamics: Any, recording: Any, trajectory: Any, first: Any, points: int) -> Any:
     with jax.default_matmul_precision("highest"):
-        return np.asarray(_residuals(environment, dynamics, recording, trajectory, first, points), np.float64)
-
-
-def _residuals(environment: Any, dynamics: Any, recording: Any, trajectory: Any, first: Any, points: int) -> Any:
-    @jax.jit
-    def run(recording: Any) -> Any:
         windows = cut(recording, trajectory, first, points=points)
         states, healthy, _ = simulate_windows(dynamics, jnp.zeros(1), windows, named(TRUE_SOLVER))
-        wrong = jnp.where(healthy[..., None, None], states - windows.targets, jnp.nan)
-        return jnp.sqrt(jnp.nanmean(wrong**2, axis=(0, 1, 2)))
-
-    return run(recording)
+    wrong = jnp.where(healthy[..., None, None], states - windows.targets, jnp.nan)
+    return jnp.sqrt(jnp.nanmean(wrong**2, axis=(0, 1, 2)))
 
 
 class World(NamedTuple):
@@ -132,7 +130,9 @@ class World(NamedTuple):
 
     conditions: list[Condition]
     training: list[Dataset]
-    test: dict[tuple[str, float], Dataset]
+    pieces: dict[tuple[str, float], Stretches]  # of the test trajectories
+    unit: dict[tuple[str, float], np.ndarray]
+    true_field: dict[tuple[int, float], np.ndarray]  # by condition and held-out share, filled as asked for
 
 
 def world_of(environment: ctrlax.Environment, quick: bool) -> World:
@@ -149,7 +149,9 @@ def world_of(environment: ctrlax.Environment, quick: bool) -> World:
         for grid in grids
         for noise in (0.0, NOISE)
     }
-    return World(conditions, training, test)
+    pieces = {place: padded(stretches(data, 2.0, least=0.5, most=MOST_STARTS)) for place, data in test.items()}
+    unit = {place: np.asarray(described(data)["unit"]) for place, data in test.items()}
+    return World(conditions, training, pieces, unit, {})
 
 
 def run_variant(variant: Variant, world: World, settings: config.Config, environment: Any) -> tuple[list, dict]:
@@ -165,19 +167,22 @@ def run_variant(variant: Variant, world: World, settings: config.Config, environ
     done = fit_lanes(chosen.fit, fresh, seen, key=keys[:, 1], guard=guard, seeds=range(len(lanes)))
     rows = []
     for lane, condition in enumerate(conditions):
-        test = world.test[condition.grid, condition.noise]
-        pieces = padded(stretches(test, 2.0, least=0.5, most=MOST_STARTS))
+        place = condition.grid, condition.noise
         learned = jax.tree.map(lambda leaf, lane=lane: leaf[lane], done.learned)
-        unit = np.asarray(described(test)["unit"])
+        pieces, unit = world.pieces[place], world.unit[place]
         scores = score(learned, pieces, unit=unit, solver=chosen.fit.solver, key=jax.random.key(condition.seed))
-        kept = without_some(training[lane], chosen.fit.held_out)[0] if chosen.fit.held_out else training[lane]
+        share = chosen.fit.held_out
+        if (lanes[lane], share) not in world.true_field:
+            kept = without_some(training[lane], share)[0] if share else training[lane]
+            found = true_field_noise(environment, kept, chosen.fit.window_points)
+            world.true_field[lanes[lane], share] = found
         rows.append(
             {
                 "variant": variant.name,
                 **condition._asdict(),
                 **dataclasses.asdict(scores),
                 "noise_learned": np.asarray(raw_noise(learned), np.float64).tolist(),
-                "noise_true_field": true_field_noise(environment, kept, chosen.fit.window_points).tolist(),
+                "noise_true_field": world.true_field[lanes[lane], share].tolist(),
                 "updates": int(done.updates[lane]),
                 "kept": int(done.kept[lane]),
             }
