@@ -43,6 +43,9 @@ OURS = {
 PEER = {"peer, 20": {"solve": "graph", "horizons": 20}, "peer, 10": {"solve": "graph", "horizons": 10}}
 
 
+QUICK = ("all members, rk4, 20", "drawn members, rk4, 20", "peer, 20")
+
+
 def batches(laboratory: Laboratory, state: RunState, count: int = UPDATES) -> list[tuple[Any, improve.Horizons]]:
     """Starts and horizons of the burst's updates, from the same keys as `agent_update`."""
     key, starts = first_seed(state.agent.key), first_seed(laboratory._starts(state.experience))
@@ -134,13 +137,17 @@ def scene(options: argparse.Namespace) -> tuple[Laboratory, RunState]:
 def compare(peer: Peer, options: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Train the field, then let the sides take turns."""
     laboratory, state = scene(options)
+    print("a trained field", flush=True)
+    ours, theirs = OURS, PEER
+    if options.quick:
+        ours, theirs = ({name: row for name, row in rows.items() if name in QUICK} for rows in (OURS, PEER))
     labs = {
         name: with_settings(laboratory, **{f"agent__{key}": value for key, value in changes.items()})
-        for name, changes in OURS.items()
+        for name, changes in ours.items()
     }
     scale = np.asarray(first_seed(state.fitting.learned.dynamics).scaling.observation_scale)
     drawn, tight = {}, {}
-    for count in (10, 20):
+    for count in sorted({row["horizons"] for row in ours.values()}):
         lab = with_settings(laboratory, agent__horizons=count)
         drawn[count] = batches(lab, state)
         exported(lab, state, drawn[count], f"{folder}/agent{count}.npz")
@@ -153,10 +160,11 @@ def compare(peer: Peer, options: argparse.Namespace, folder: str) -> dict[str, A
         lanes = lab.config.agent.starts * (lab.config.model.members if "all" in name else 1)
         evaluations = float(after.work[0] - state.work[0]) / UPDATES / lanes
         error = accuracy(imagined(lab, state, drawn[count][0], solver), tight[count], scale)
+        print(f"{name}: first call {compile_seconds:.1f} s", flush=True)
         rows[name] = {"value": float(metrics["value"][0]), "first_call_seconds": compile_seconds, "lanes": lanes}
         rows[name] |= {"evaluations": evaluations, "differentiated": evaluations, "error": error, "seconds": []}
     lanes = laboratory.config.agent.starts * laboratory.config.model.members
-    for name, request in PEER.items():
+    for name, request in theirs.items():
         count = request["horizons"]
         file = {"task": "agent", "file": f"{folder}/agent{count}.npz", "solve": request["solve"]}
         peer.ask(do="states", into=f"{folder}/states.npy", **file)
@@ -168,14 +176,14 @@ def compare(peer: Peer, options: argparse.Namespace, folder: str) -> dict[str, A
     for _ in range(options.bursts):
         for name, lab in labs.items():
             rows[name]["seconds"].append(timed(lambda lab=lab: lab.improve_chunk(state))[0] / UPDATES)
-        for name, request in PEER.items():
+        for name, request in theirs.items():
             file = {"task": "agent", "file": f"{folder}/agent{request['horizons']}.npz", "solve": request["solve"]}
             answer = peer.ask(do="burst", updates=UPDATES, **file)
             rows[name]["seconds"].append(float(np.mean(answer["seconds"])))
     finished(rows)
     fastest = min((name for name in rows if name.startswith("peer")), key=lambda name: rows[name]["median_ms"])
     ratio = {
-        name: {key: rows[fastest][f"{key}_ms"] / rows[name][f"{key}_ms"] for key in ("median", "min")} for name in OURS
+        name: {key: rows[fastest][f"{key}_ms"] / rows[name][f"{key}_ms"] for key in ("median", "min")} for name in ours
     }
     ceiling = {
         "xla": max(product_ceiling(10, 100).values()),

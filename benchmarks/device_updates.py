@@ -31,6 +31,7 @@ from scene import cartpole, fitting_again, improving_again, trained, with_settin
 from ctrlax.model.network import elu
 
 MEMBERS, WINDOWS, STARTS = 10, 25, 100
+LANES = {"all": STARTS, "one": STARTS // MEMBERS}  # trajectories of each member
 
 
 def ceilings(batch: int, rows: int, *, products: int = 100, repeats: int = 5) -> dict[str, float]:
@@ -107,53 +108,56 @@ def main() -> None:
     )
     state = trained(laboratory, list(range(options.seeds)), rounds=0)
     print(f"[{time.monotonic() - stages.begun:5.0f} s] a trained field for every seed", flush=True)
-    dynamics_stages(stages, laboratory, fitting_again(state))
-    agent_stages(stages, laboratory, improving_again(laboratory, state))
+    fitting, improving = fitting_again(state), improving_again(laboratory, state)
+    stages.run("dynamics ceiling, TFLOP/s", lambda: ceilings(options.seeds * MEMBERS, WINDOWS))
+    for members, rows in LANES.items():
+        name = f"agent ceiling, {members} members, TFLOP/s"
+        stages.run(name, lambda rows=rows: ceilings(options.seeds * MEMBERS, rows))
+    dynamics_stage(stages, laboratory, fitting, "rk4")
+    agent_stages(stages, laboratory, improving, "rk4")
     peer_stages(stages, laboratory, state)
+    # Last, since they compile longest.
+    dynamics_stage(stages, laboratory, fitting, "dopri5")
+    agent_stages(stages, laboratory, improving, "dopri5")
     finish(stages)
 
 
-def dynamics_stages(stages: Stages, laboratory: Any, state: Any) -> None:
-    """The dynamics update by the presets' solvers."""
+def dynamics_stage(stages: Stages, laboratory: Any, state: Any, solver: str) -> None:
+    """The dynamics update by one of the presets' solvers."""
     seeds, updates = stages.options.seeds, 2 if stages.options.quick else 50
     recordings = laboratory.recordings(state)
-    stages.run("dynamics ceiling, TFLOP/s", lambda: ceilings(seeds * MEMBERS, WINDOWS))
     ceiling = stages.result["dynamics ceiling, TFLOP/s"].get("all_three", float("nan"))
-    for solver in ("rk4", "dopri5"):
-        lab = with_settings(laboratory, fit__solver=solver, fit__warmup_updates=0, fit__updates=updates)
+    lab = with_settings(laboratory, fit__solver=solver, fit__warmup_updates=0, fit__updates=updates)
 
-        def stage(lab: Any = lab) -> dict[str, Any]:
-            row, first = bursts(lambda: lab.fit_chunk(state, recordings), updates, seeds, stages.options.repeats)
-            after, _ = lab.fit_chunk(state, recordings)
-            evaluations = float(np.mean(after.work - state.work)) / updates / MEMBERS / WINDOWS
-            flop = 3 * evaluations * MEMBERS * WINDOWS * perceptron_flop(6, 5, 3)
-            return with_share(row | {"first_call_seconds": first, "evaluations": evaluations}, flop, ceiling)
+    def stage() -> dict[str, Any]:
+        row, first = bursts(lambda: lab.fit_chunk(state, recordings), updates, seeds, stages.options.repeats)
+        after, _ = lab.fit_chunk(state, recordings)
+        evaluations = float(np.mean(after.work - state.work)) / updates / MEMBERS / WINDOWS
+        flop = 3 * evaluations * MEMBERS * WINDOWS * perceptron_flop(6, 5, 3)
+        return with_share(row | {"first_call_seconds": first, "evaluations": evaluations}, flop, ceiling)
 
-        stages.run(f"dynamics {solver}", stage)
+    stages.run(f"dynamics {solver}", stage)
 
 
-def agent_stages(stages: Stages, laboratory: Any, state: Any) -> None:
+def agent_stages(stages: Stages, laboratory: Any, state: Any, solver: str) -> None:
     """The actor-critic update, all members and drawn ones."""
     seeds, updates = stages.options.seeds, 2 if stages.options.quick else 10
-    for members, rows in (("all", STARTS), ("one", STARTS // MEMBERS)):
-        name = f"agent ceiling, {members} members, TFLOP/s"
-        stages.run(name, lambda rows=rows: ceilings(seeds * MEMBERS, rows))
-        ceiling = stages.result[name].get("without_weight_gradient", float("nan"))
-        for solver in ("rk4", "dopri5"):
-            lab = with_settings(
-                laboratory, agent__members_per_start=members, agent__solver=solver, agent__updates=updates,
-                agent__imagined_starts=0.0,
-            )  # fmt: skip
+    for members, rows in LANES.items():
+        ceiling = stages.result[f"agent ceiling, {members} members, TFLOP/s"].get(
+            "without_weight_gradient", float("nan")
+        )
+        settings = {"members_per_start": members, "solver": solver, "updates": updates, "imagined_starts": 0.0}
+        lab = with_settings(laboratory, **{f"agent__{name}": value for name, value in settings.items()})
 
-            def stage(lab: Any = lab, rows: int = rows, ceiling: float = ceiling) -> dict[str, Any]:
-                row, first = bursts(lambda: lab.improve_chunk(state), updates, seeds, stages.options.repeats)
-                after, _ = lab.improve_chunk(state)
-                evaluations = float(np.mean(after.work - state.work)) / updates / MEMBERS / rows
-                field = 2 * perceptron_flop(6, 5, 3) + 3 * perceptron_flop(5, 1, 2)
-                row |= {"first_call_seconds": first, "evaluations": evaluations}
-                return with_share(row, evaluations * MEMBERS * rows * field, ceiling)
+        def stage(lab: Any = lab, rows: int = rows, ceiling: float = ceiling) -> dict[str, Any]:
+            row, first = bursts(lambda: lab.improve_chunk(state), updates, seeds, stages.options.repeats)
+            after, _ = lab.improve_chunk(state)
+            evaluations = float(np.mean(after.work - state.work)) / updates / MEMBERS / rows
+            field = 2 * perceptron_flop(6, 5, 3) + 3 * perceptron_flop(5, 1, 2)
+            row |= {"first_call_seconds": first, "evaluations": evaluations}
+            return with_share(row, evaluations * MEMBERS * rows * field, ceiling)
 
-            stages.run(f"agent {members} members, {solver}", stage)
+        stages.run(f"agent {members} members, {solver}", stage)
 
 
 def with_share(row: dict[str, float], flop: float, ceiling: float) -> dict[str, float]:
@@ -202,7 +206,8 @@ def finish(stages: Stages) -> None:
         other = stages.result.get(f"peer {part}")
         if isinstance(row, dict) and isinstance(other, dict) and {"median_ms", "tflops"} <= row.keys():
             ratios[name] = other.get("median_ms", float("nan")) / row["median_ms"]
-    stages.run("ratio to PyTorch, per seed", lambda: ratios)
+    stages.result["ratio to PyTorch, per seed"] = ratios
+    write_record(stages.options.out / "device_updates.json", stages.result, stages.load)
     head = f"{'per update and seed':34}{'median':>12}{'minimum':>12}{'evaluations':>13}"
     print(head + f"{'TFLOP/s':>9}{'of ceiling':>12}{'ratio':>8}")
     for name, row in stages.result.items():
