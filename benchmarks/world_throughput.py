@@ -6,7 +6,7 @@ are timed in turn, in one process, and the quickest of each counts, SciPy's by i
 clock: other programs only ever add. The floor is the time the policy's matrix products alone take, at the best rate
 measured for them in the same run.
 
-    python benchmarks/world_throughput.py [--rounds 7] [--out results/benchmarks/world_throughput.json]
+    python benchmarks/world_throughput.py [--rounds 24] [--out results/benchmarks/world_throughput.json]
 """
 
 import argparse
@@ -32,7 +32,7 @@ from ctrlax.world.systems import cartpole
 
 ROLLOUTS, SECONDS, WIDTH, TOLERANCE = 200, 30.0, 200, 1e-6
 TIMES = np.linspace(0.0, SECONDS, 301)
-SCIPY_ROLLOUTS = 8  # of the 200, per round
+SCIPY_ROLLOUTS = 4  # of the 200, per round
 
 
 class Policy(eqx.Module):
@@ -165,7 +165,7 @@ def surroundings():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     around = surroundings()
