@@ -55,4 +55,5 @@ def held_trials(environment: Environment, trajectory: Trajectory) -> Bool[np.nda
         rest = jnp.zeros(environment.action_size)
         rates = np.asarray(jax.vmap(jax.vmap(lambda o: environment.reward_rate(o, rest)))(clean))
     late = trajectory.times >= environment.rise_time - SAMPLE_STEP / 2
-    return trajectory.healthy & np.all((rates >= HELD_REWARD_RATE) | ~late, axis=1)
+    # A trial that ends before the rise time has held nothing.
+    return trajectory.healthy & late.any(axis=1) & np.all((rates >= HELD_REWARD_RATE) | ~late, axis=1)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ctrlax.lab.guard import Guard, TrainingStoppedError, select_lanes
@@ -56,7 +57,7 @@ def guarded(
         return (
             after,
             rows,
-            select_lanes(ended, jax.tree.map(np.zeros_like, health), health),
+            select_lanes(ended, jax.tree.map(jnp.zeros_like, health), health),
         )  # what has ended can go wrong no more
 
     phase, key = state.phase, state.agent.key if state.phase == IMPROVE else state.fitting.key

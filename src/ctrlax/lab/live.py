@@ -170,7 +170,8 @@ class Screen(Progress):
             "[dim]time[/]", duration(running) + ("" if left is None else f", at most {duration(left)} left")
         )
         numbers.add_row("[dim]solved[/]", f"[green]{len(self.solved)}[/] of {self.all}")
-        bar = ProgressBar(total=total, completed=state.iteration, width=40)
+        bar = Table.grid()  # alone it would not end its line
+        bar.add_row(ProgressBar(total=total, completed=state.iteration, width=74))
         return Panel(
             Group(at, bar, numbers),
             title=f"[bold]{self.title()}[/]",

@@ -183,6 +183,12 @@ class Laboratory:
             EVALUATE: 1,
         }[phase]
 
+    def with_room(self, state: RunState) -> RunState:
+        """At the beginning of a round: arrays the data fit in, see `fitted_shape`; after the last round nothing is."""
+        if state.round > self.config.schedule.rounds:
+            return state
+        return fitted_shape(state, self._sizes(state.experience.times.shape[1], state.round))
+
     def unfinished(self, state: RunState) -> bool:
         """Whether updates of the phase remain, for any seed."""
         return state.iteration < self.updates(state.phase) and bool(np.any(state.ended == 0))
@@ -193,7 +199,7 @@ class Laboratory:
         phase = PHASES[place] if place < len(PHASES) else (FIT if self.learns else IMPROVE)
         state = _replace(state, phase=phase, iteration=0, round=state.round + (place == len(PHASES)))
         if place == len(PHASES):
-            state = fitted_shape(state, self._sizes(state.experience.times.shape[1], state.round))
+            state = self.with_room(state)
         split = jax.vmap(lambda key: jax.random.split(key, 2))(state.key)
         if phase == FIT:
             if place == PHASES.index(FIT) and self.config.fit.undo_matching:
@@ -340,7 +346,7 @@ def _counted(state: RunState, metrics: dict[str, Any], length: int) -> tuple[Run
     health = metrics.pop("health")
     rows = {name: np.asarray(value) for name, value in metrics.items()}
     work = state.work + np.asarray(rows.pop("work"), np.int64)
-    rows["health"] = jax.tree.map(np.asarray, health)
+    rows["health"] = health
     return _replace(state, work=work, iteration=state.iteration + length), rows
 
 

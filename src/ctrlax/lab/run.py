@@ -27,7 +27,7 @@ from ctrlax.lab.header import check_resumable, make_header
 from ctrlax.lab.keeper import FINISHED, Keeper, Show, silent
 from ctrlax.lab.phases import Laboratory
 from ctrlax.lab.record import Record
-from ctrlax.lab.state import RunState, joined, take
+from ctrlax.lab.state import FIT, IMPROVE, RunState, joined, take
 from ctrlax.model.dataset import Dataset, read
 from ctrlax.world.environment import Environment
 from ctrlax.world.load import make, names
@@ -200,6 +200,8 @@ def resume(folder: str | Path, *, environment: Source | None = None, show: Show 
     config = from_dict(asked)
     laboratory = Laboratory(environment, config)
     state, _ = record.restore(blank(laboratory))
+    if state.phase in (FIT, IMPROVE) and not state.iteration and state.experience.times.shape[1] > state.capacity:
+        state = laboratory.with_room(state)  # it was at its end, and now has more rounds
     if asked != recorded:
         record.header["configuration"] = asked
         record.rewrite_header()
