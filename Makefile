@@ -14,15 +14,15 @@ QUIETLY = > $(LOG) 2>&1 || { cat $(LOG) >&2; exit 1; }
 
 .PHONY: help demo test check test-all format clean
 help:
-	@echo "make demo [SEED=0]   simulate CartPole under random actions: demo/cartpole.gif and demo/cartpole.csv"
+	@echo "make demo [SEED=0]   learn to swing up the pendulum; leaves a GIF and a report in demo/pendulum-0"
 	@echo "make test            the tests"
 	@echo "make check           format, lint, types, house rules"
 	@echo "make test-all        the tests that need Stable-Baselines3, PyTorch, Ray or Chromium"
 	@echo "make format          put the code into the format that make check wants"
 
 demo: $(VENV)/.ready
-	@mkdir -p demo
-	$(BIN)/ctrlax simulate cartpole --policy random --seed $(SEED) --gif demo/cartpole.gif --out demo/cartpole.csv
+	@rm -rf demo/pendulum-$(SEED)
+	$(BIN)/ctrlax train pendulum --seeds $(SEED) --out demo/pendulum-$(SEED)
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -q -n $(WORKERS) -m "not extras" $(ARGS)

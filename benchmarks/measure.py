@@ -110,11 +110,16 @@ def layers_as_arrays(prefix: str, layers: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
+def _command() -> str:
+    """What was asked for, without the folders of the machine it was asked on."""
+    return " ".join(["benchmarks/" + Path(sys.argv[0]).name, *(Path(word).name for word in sys.argv[1:])])
+
+
 def write_record(path: Path, result: dict[str, Any], load_before: tuple[float, float, float]) -> None:
     """The result with versions, hardware, commit and the machine's load."""
     header = make_header("benchmark", {})
     kept = {name: header[name] for name in ("versions", "hardware", "commit", "commit_modified", "created")}
     load = {"before": load_before, "after": os.getloadavg()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**kept, "command": " ".join(sys.argv), "load": load, **result}, indent=1) + "\n")
+    path.write_text(json.dumps({**kept, "command": _command(), "load": load, **result}, indent=1) + "\n")
     print(f"record: {path}")

@@ -77,9 +77,11 @@ class Horizons(NamedTuple):
 def draw_horizons(settings: config.Agent, *, key: PRNGKeyArray) -> Horizons:
     """Times and ``q(h)`` by ``horizon_law``, whose special cases the text names (`eq:critic-loss`).
 
-    ``uniform``: ``h ~ U[0, H]``, stratified: one in each of ``horizons`` equal pieces. ``point``: all of q on ``H``,
-    and the critic learns by TD-H. ``steps``: the same on every multiple of ``horizon_step`` up to ``H``, and it learns
-    from the mean of the h-step returns.
+    ``uniform``: ``h ~ U[0, H]``, stratified: one in each of ``horizons`` equal pieces, all at the same place of their
+    piece. Each is then as uniform as if drawn alone, and no step of a fixed-step solver, which goes from horizon to
+    horizon, is longer than ``H / horizons``: with independent places it could be twice that, where RK4 is unstable for
+    a pole at 8 rad/s. ``point``: all of q on ``H``, and the critic learns by TD-H. ``steps``: the same on every
+    multiple of ``horizon_step`` up to ``H``, and it learns from the mean of the h-step returns.
     """
     if settings.horizon_law == "steps":
         times = _multiples(settings.horizon, settings.horizon_step)
@@ -87,8 +89,8 @@ def draw_horizons(settings: config.Agent, *, key: PRNGKeyArray) -> Horizons:
         return Horizons(jnp.asarray(times), jnp.full(count + 1, 1 / count).at[0].set(0.0))
     count = settings.horizons
     pieces = jnp.arange(count)
-    # Two draws on the rims of their pieces would leave a step of length zero: keep a little inside.
-    inside = jnp.clip(jax.random.uniform(key, (count,)), RIM, 1 - RIM)
+    # A draw on the rim of the pieces would leave a step of length zero: keep a little inside.
+    inside = jnp.clip(jax.random.uniform(key), RIM, 1 - RIM)
     times = settings.horizon * jnp.concatenate([jnp.zeros(1), (pieces + inside) / count, jnp.ones(1)])
     drawn = 1 / count if settings.horizon_law == "uniform" else 0.0
     return Horizons(times, jnp.full(count + 2, drawn).at[0].set(0.0).at[-1].set(1.0 - count * drawn))

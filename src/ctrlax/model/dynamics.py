@@ -44,7 +44,7 @@ class AbstractDynamics(eqx.Module):
 
 
 class AbstractPosterior(eqx.Module):
-    """A distribution over the weights of one perceptron: what distinguishes ENODE, BENODE, IBNODE and weight-space NODE."""
+    """A distribution over the weights of one perceptron: what tells ENODE, BENODE, IBNODE and wnode apart."""
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> Layers:

@@ -8,15 +8,15 @@ import numpy as np
 from ctrlax.model.dataset import Dataset
 from ctrlax.model.structure import Scaling
 
-# A column that hardly moves is not blown up to fill the range: its scale is at least this share of its magnitude, or of one.
+# A column that hardly moves is not blown up: its scale is at least this share of its magnitude, or of one.
 FLOOR = 1e-3
 
 
 def scaling_of(dataset: Dataset, action_middle: np.ndarray, action_reach: np.ndarray) -> Scaling:
     """Angles are on the unit circle whatever was seen; other coordinates in standard deviations, rates likewise.
 
-    Only first data is looked at: it covers little of the world (a pole hanging down), so the middle of everything stays at
-    zero but for coordinates far from it.
+    Only first data is looked at. It covers little of the world (a pole hanging down), so the middle of everything stays
+    at zero but for coordinates far from it.
     """
     seen = np.concatenate([log.observations for log in dataset.logs])
     rates = np.concatenate([np.diff(log.observations, axis=0) / np.diff(log.times)[:, None] for log in dataset.logs])

@@ -1,7 +1,7 @@
 """What an environment is: physics without a time step.
 
-A *system file* (the built-in ones in ``world/systems``, or a user's own) describes one controlled ODE; `Environment` is that
-description in a form every room can use. Nothing here knows how the ODE is solved or at which times it is observed.
+A *system file* (the built-in ones in ``world/systems``, or a user's own) describes one controlled ODE; `Environment` is
+that description in a form every room can use. Nothing here knows how the ODE is solved or at which times it is observed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD_REWARD_RATE = 0.8  # the goal is held where the reward rate without its act
 class Environment:
     """A controlled ODE ``ds/dt = f(s, a)`` (`eq:ode-def`) with a differentiable reward rate.
 
-    An angle among the states is observed as its cosine and sine, in its place; every other coordinate is observed as it is.
+    An angle among the states is observed as its cosine and sine, in its place; every other coordinate as it is.
     ``field`` and ``reward_rate`` are written for one state and one action in `jax.numpy`; ``vmap`` is the caller's.
     Environments are compared by identity, so one may be a static argument of a compiled function.
     """
