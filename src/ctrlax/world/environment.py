@@ -1,7 +1,7 @@
 """What an environment is: physics without a time step.
 
 A *system file* (the built-in ones in ``world/systems``, or a user's own) describes one controlled ODE; `Environment` is
-that description in a form every room can use. Nothing here knows how the ODE is solved or at which times it is observed.
+that description in a form every room can use. Nothing here knows how the ODE is solved or when it is observed.
 """
 
 from __future__ import annotations
