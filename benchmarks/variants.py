@@ -54,12 +54,20 @@ class Diary:
     def _write(self, state: RunState, evaluations: Any, seconds: float) -> None:
         rewards = [round(float(each.reward), 4) for each in evaluations if each is not None]
         line = {
-            "experiment": self.experiment, "config": self.config, "round": state.round, "seeds": state.seeds.tolist(),
-            "reward": rewards, "held": [int(each.held.sum()) for each in evaluations if each is not None],
-            "solved_round": state.solved_round.tolist(), "best_passed": state.best_passed.tolist(),
+            "experiment": self.experiment,
+            "config": self.config,
+            "round": state.round,
+            "seeds": state.seeds.tolist(),
+            "reward": rewards,
+            "held": [int(each.held.sum()) for each in evaluations if each is not None],
+            "solved_round": state.solved_round.tolist(),
+            "best_passed": state.best_passed.tolist(),
             "interaction_seconds": state.experience.interaction_seconds().tolist(),
-            "field_evaluations": state.work.tolist(), "wall_seconds": seconds, "phases": self.phases, "device": jax.devices()[0].device_kind,
-        }  # fmt: skip
+            "field_evaluations": state.work.tolist(),
+            "wall_seconds": seconds,
+            "phases": self.phases,
+            "device": jax.devices()[0].device_kind,
+        }
         with self.path.open("a") as out:
             out.write(json.dumps(line) + "\n")
         solved = int((state.solved_round > 0).sum())
