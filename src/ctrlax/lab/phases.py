@@ -93,7 +93,15 @@ class Laboratory:
         fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, keys[:, 4])
         capacity = min(self._sizes(experience.times.shape[1], 1))
         phase = MATCH if self.learns else IMPROVE
-        return begin_lanes(keys[:, 0], experience, fitting, agents, seeds=seeds, phase=phase, capacity=capacity)
+        return begin_lanes(
+            key=keys[:, 0],
+            experience=experience,
+            fitting=fitting,
+            agent=agents,
+            seeds=seeds,
+            phase=phase,
+            capacity=capacity,
+        )
 
     def _sizes(self, count: int, round: int) -> list[int]:
         """Sizes the dynamics' arrays may have, in trajectories, when round ``round`` begins with ``count``."""

@@ -49,11 +49,11 @@ class RunState(eqx.Module):
 
 
 def begin_lanes(
+    *,
     key: Key[Array, " seed"],
     experience: Experience,
     fitting: fit.FitState,
     agent: improve.AgentState,
-    *,
     seeds: Sequence[int],
     phase: str,
     capacity: int,
