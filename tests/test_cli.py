@@ -54,7 +54,7 @@ def process(*arguments, **environment):
 
 
 def test_list_names_everything(run):
-    code, out, _ = run("list", "--json")
+    code, out, err = run("list", "--json")
     found = json.loads(out)
     assert code == 0, err
     assert {"pendulum", "cartpole", "acrobot"} <= set(found["environments"])
@@ -64,7 +64,7 @@ def test_list_names_everything(run):
 
 
 def test_list_one_kind_with_a_line_about_each(run):
-    code, out, _ = run("list", "environments")
+    code, out, err = run("list", "environments")
     assert code == 0, err
     assert out.splitlines()[0] == "environments"
     assert all(len(line.split(maxsplit=1)) == 2 for line in out.splitlines()[1:])
