@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ctrlax import cli
+from ctrlax import __version__, cli
 from ctrlax.commands.list import FOLDERS, NAMED
 from ctrlax.commands.simulate import Simulate
+from ctrlax.config import PRESETS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if "field(" in path.read_text())
@@ -60,7 +61,13 @@ def test_list_names_everything(run):
     assert {"pendulum", "cartpole", "acrobot"} <= set(found["environments"])
     assert "dopri8" in found["solvers"]
     assert found["grids"] == ["fixed", "uniform", "exponential"]
+    assert set(found["presets"]) == set(PRESETS)
+    assert {"second-order", "affine", "hamiltonian"} <= set(found["structures"])
     assert set(found) <= {*FOLDERS, *NAMED}
+
+
+def test_version(run):
+    assert run("--version") == (0, f"ctrlax {__version__}\n", "")
 
 
 def test_list_one_kind_with_a_line_about_each(run):
@@ -153,7 +160,15 @@ def test_a_system_that_blows_up_is_never_a_success(run, tmp_path):
     code, out, err = run("simulate", "own.py", "--out", "data.csv", "--trajectories", 2)
     assert (code, out) == (2, "")
     assert "No trajectory of own was solved" in err
+    assert "Try --solver kvaerno5 if the system is stiff." in err, "not what was tried already"
     assert not (tmp_path / "data.csv").exists()
+
+
+def test_a_misspelt_name_of_a_system_is_noted(run, tmp_path):
+    (tmp_path / "own.py").write_text(OWN.replace("state ** 3", "-state") + "angels = ('x',)\ngravity = 9.8\n")
+    code, _, err = run("simulate", "own.py", "--points", 4)
+    assert code == 0, err
+    assert err == "note: own.py: `angels` means nothing to ctrlax. Did you mean `angles`?\n"
 
 
 def test_notes_are_one_line(run, tmp_path):

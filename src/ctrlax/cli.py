@@ -15,6 +15,7 @@ from typing import Protocol
 
 import tyro
 
+from ctrlax import __version__
 from ctrlax.commands.eval import Eval
 from ctrlax.commands.fit import Fit
 from ctrlax.commands.list import List
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_note
+            if arguments == ["--version"]:
+                print(f"ctrlax {__version__}")
+                return
             _check_name(arguments)
             command = tyro.extras.subcommand_cli_from_dict(
                 COMMANDS,

@@ -256,6 +256,11 @@ def test_a_missing_file_is_told(written):
     assert "pendulum" in said
 
 
+def test_a_folder_is_told(tmp_path):
+    (tmp_path / "my_cart.py").mkdir()
+    assert "is a folder" in message(tmp_path / "my_cart.py")
+
+
 def test_rounded_constants_are_noted(written):
     with pytest.warns(UserWarning, match="rounded to float32"):
         ctrlax.make(written(GOOD + "GAIN = jnp.array([0.1])\n"))

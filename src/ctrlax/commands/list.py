@@ -27,7 +27,24 @@ def _solvers() -> dict[str, str]:
     return {name: setting.description for name, setting in SOLVERS.items()}
 
 
-NAMED: dict[str, Callable[[], dict[str, str]]] = {"grids": _grids, "solvers": _solvers}
+def _presets() -> dict[str, str]:
+    from ctrlax.config import PRESETS_EXPLAINED
+
+    return PRESETS_EXPLAINED
+
+
+def _structures() -> dict[str, str]:
+    from ctrlax.model.structure import STRUCTURES
+
+    return STRUCTURES
+
+
+NAMED: dict[str, Callable[[], dict[str, str]]] = {
+    "presets": _presets,
+    "structures": _structures,
+    "grids": _grids,
+    "solvers": _solvers,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +52,7 @@ class List:
     """Names of the environments, solvers and whatever else is chosen by name."""
 
     kind: Annotated[str | None, tyro.conf.Positional] = None
-    """What to list: environments, solvers, grids, ...; everything if left out."""
+    """What to list: environments, models, presets, structures, grids, solvers, ...; everything if left out."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object last, for machines: kind to names."""
 

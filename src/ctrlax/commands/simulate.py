@@ -184,9 +184,13 @@ class Simulate:
 
 
 def _nothing_healthy(command: Simulate, environment: ctrlax.Environment) -> str:
+    from ctrlax.ode.solvers import Fixed, named
+
     own = " Look for terms in your field that grow without bound." if command.environment.endswith(".py") else ""
-    finer = "" if command.dt <= 0.05 else f" Try a smaller --dt than {command.dt:g}, if the solver has fixed steps;"
+    cures = {"dopri8": "dopri8", "kvaerno5": "kvaerno5 if the system is stiff"}
+    others = " or ".join(cure for name, cure in cures.items() if name != command.solver)
+    finer = f"a smaller --dt than {command.dt:g}, or " if isinstance(named(command.solver), Fixed) else ""
     return (
-        f"No trajectory of {environment.name} was solved with {command.solver}: each blew up or did not finish.{finer} "
-        f"try --solver dopri8, or kvaerno5 if the system is stiff.{own} Nothing was written."
+        f"No trajectory of {environment.name} was solved with {command.solver}: each blew up or did not finish. "
+        f"Try {finer}--solver {others}.{own} Nothing was written."
     )

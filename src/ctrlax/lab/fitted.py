@@ -82,14 +82,13 @@ class FitRun:
         return dict(zip(self.system["observations"], values.tolist(), strict=True))
 
     def summary(self) -> dict[str, Any]:
-        """What `ctrlax fit --json` prints: means over seeds, and every seed's own numbers."""
+        """What `ctrlax fit --json` prints: means over seeds; `rows` has every seed's own numbers."""
         averaged = _mean([{name: row[name] for name in ("error", "nll", "coverage90", "noise")} for row in self.rows])
         first = self.rows[0]
         more = {name: first[name] for name in ("updates", "seconds", "compile_seconds")}
         more["updates"] = sum(row["updates"] for row in self.rows) / len(self.rows)
         place = str(self.folder) if self.folder is not None else None
-        seeds = [{name: value for name, value in row.items() if name != "kind"} for row in self.rows]
-        return {**averaged, **more, "run": place, "seeds": seeds}
+        return {**averaged, **more, "run": place}
 
     def check(self, dataset: Dataset) -> None:
         """`UserError` unless ``dataset`` has the observations and actions this was fitted to, in their order."""

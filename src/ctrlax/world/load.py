@@ -88,6 +88,8 @@ def _own_system(path: Path, settings: Mapping[str, Any]) -> Environment:
 
 
 def _executed(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, expected a system's file. Give the path of a file inside it.")
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UserError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ OPTIONAL = (
     ),
     *("energy", "energy_scale", "draw", "initial_trajectories", "exploring_trajectories", "time_limit", "rise_time"),
 )
+ALIKE = 0.8  # of difflib's ratio: a letter or two in a word; a constant of the file's own may be called much the like
 PAGE = "See docs/your-own-system.md."
 
 
@@ -41,6 +44,7 @@ class Reader:
     def fields(self) -> dict[str, Any]:
         """Everything an `Environment` needs but its name."""
         self._nothing_missing()
+        self._nothing_misspelt()
         states, actions = self._names("state_names"), self._names("action_names")
         self._distinct(states + actions, "state_names and action_names")
         action_high = self._numbers("action_high", actions, "action")
@@ -76,6 +80,15 @@ class Reader:
             f"{self.where}: missing {', '.join(missing)}.{hint} A system defines {', '.join(REQUIRED)}, "
             f"or a function `make` that returns a ctrlax.Environment. {PAGE}"
         )
+
+    def _nothing_misspelt(self) -> None:
+        free = [name for name in OPTIONAL if name not in self.defined]
+        for name, value in self.defined.items():
+            if name.startswith("_") or name in (*REQUIRED, *OPTIONAL) or inspect.ismodule(value):
+                continue
+            if meant := difflib.get_close_matches(name, free, n=1, cutoff=ALIKE):
+                hint = f"{self.where}: `{name}` means nothing to ctrlax. Did you mean `{meant[0]}`?"
+                warnings.warn(hint, stacklevel=2)
 
     def _names(self, name: str) -> tuple[str, ...]:
         value = self.defined.get(name, ())
