@@ -63,6 +63,7 @@ class Fit:
     warmup_updates: int = 100  # geometric, from `warmup_rate` to `rate`
     warmup_rate: float = 1e-4
     rate: float = 1e-3  # learning rate after the warm-up
+    decay: float = 0.0  # share of that rate lost by the last of the updates, linearly
     updates: int = 1250  # N_dyn, after the warm-up
     solver: str = "dopri5"  # of the windows
     initial_log_noise: float = -1.0  # log sigma at the start, in scaled units

@@ -178,6 +178,31 @@ def test_bad_starts_and_noise_are_told():
             simulate(PENDULUM, still, TIMES, key=KEY, noise=noise)
 
 
+BAD_CONTROLS = {
+    "two actions": (
+        lambda observation: jnp.zeros(2),
+        r"shape \(2,\), expected \(1,\): one number per action \(torque\)",
+    ),
+    "numpy inside": (lambda observation: np.asarray(observation[:1]), "cannot be compiled[.] NumPy cannot compute"),
+    "a branch": (lambda observation: observation[:1] if observation[0] > 0 else jnp.zeros(1), "jnp.where"),
+    "a log of two": (Held(TIMES, np.zeros((21, 2))), r"shape \(2,\)"),
+    "none of them": ([], "the list is empty"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_CONTROLS)
+def test_bad_controls_are_told(which):
+    control, said = BAD_CONTROLS[which]
+    with pytest.raises(UserError, match=said):
+        simulate(PENDULUM, control, TIMES, key=KEY)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf])
+def test_a_tolerance_that_is_none_is_told(wrong):
+    with pytest.raises(UserError, match="tolerance must be a positive number"):
+        simulate(PENDULUM, still, TIMES, key=KEY, rtol=wrong)
+
+
 TROUBLES = {
     "blow-up": (system(lambda state, action: state**2 + 1), still, "dopri8"),
     "blow-up past every number": (system(lambda state, action: jnp.exp(300 * state)), still, "dopri8"),

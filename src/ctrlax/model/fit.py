@@ -179,9 +179,14 @@ def negative_elbo(
 
 
 def learning_rate(settings: config.Fit, iteration: Int[Array, ""]) -> Float[Array, ""]:
-    """Geometric from ``warmup_rate`` to ``rate`` in ``warmup_updates``, then constant (F3)."""
+    """Geometric from ``warmup_rate`` to ``rate`` in ``warmup_updates``, then constant (F3).
+
+    With ``decay`` it falls from there in a straight line to ``1 - decay`` of ``rate`` at the last of the updates.
+    """
     share = jnp.minimum(iteration / max(settings.warmup_updates, 1), 1.0)
-    return settings.warmup_rate * (settings.rate / settings.warmup_rate) ** share
+    rate = settings.warmup_rate * (settings.rate / settings.warmup_rate) ** share
+    passed = jnp.clip((iteration - settings.warmup_updates) / max(settings.updates, 1), 0.0, 1.0)
+    return rate * (1 - settings.decay * passed)
 
 
 def begin(learned: Learned, *, key: PRNGKeyArray) -> FitState:

@@ -55,6 +55,9 @@ class Adaptive:
 
     def at(self, rtol: float | None, atol: float | None) -> Adaptive:
         """The same method at other tolerances; None keeps the setting's own."""
+        for name, tolerance in (("rtol", rtol), ("atol", atol)):
+            if tolerance is not None and not 0 < tolerance < float("inf"):
+                raise UserError(f"a tolerance must be a positive number such as 1e-8, but {name} = {tolerance} came")
         return dataclasses.replace(
             self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol
         )

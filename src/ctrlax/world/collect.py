@@ -18,6 +18,7 @@ from ctrlax.ode.batch import solve_batch
 from ctrlax.ode.control import CLOCK_TICK, AbstractControl, AnyArray, PolicyControl, Squashed, draw_path, own_clock
 from ctrlax.ode.randomness import host_generator
 from ctrlax.ode.solvers import SolverSetting, named
+from ctrlax.world.check import ADVICE
 from ctrlax.world.environment import Environment
 
 RANDOM_ACTION_SCALE = 0.5  # of the process under the tanh, without unit (SPEC A2)
@@ -58,6 +59,8 @@ def simulate(
     ``control`` is a policy (observation -> action) or a control object, one for all or a list with one per trajectory;
     ``times`` is ``[time]`` or ``[trajectory, time]``; ``starts`` is ``[trajectory, state]``, drawn if absent.
     """
+    if not isinstance(env, Environment):
+        raise UserError(f"an Environment is rolled out, but {env!r} came: make one with ctrlax.make({env!r}), say")
     setting = named(solver).at(rtol, atol)
     if not (np.isfinite(noise) and noise >= 0):
         raise UserError(f"the observation noise must be a standard deviation of at least 0, but {noise} came")
@@ -104,11 +107,11 @@ def _roll_out(
         return (controls if control is None else control).delayed(-origin)
 
     def field(own: tuple[AbstractControl | None, Array], time: Array, state: Array) -> Array:
-        return env.field(state, own_control(own)(env.observe(state), time))
+        return env.field(state, _action(env, own_control(own), env.observe(state), time))
 
     def seen(own: tuple[AbstractControl | None, Array], time: Array, state: Array) -> tuple[Array, ...]:
         observation = env.observe(state)
-        action = own_control(own)(observation, time)
+        action = _action(env, own_control(own), observation, time)
         return observation, action, env.reward_rate(observation, action)
 
     origin, times, starts = (jnp.asarray(part) for part in (origin, times, starts))
@@ -126,6 +129,21 @@ def _roll_out(
     return solution.states, observations, actions, rewards, solution.healthy & finite, solution.work
 
 
+def _action(env: Environment, control: AbstractControl, observation: Array, time: Array) -> Array:
+    """Looked at as it is compiled, so that a mistake in a policy is told in its own words."""
+    try:
+        action = control(observation, time)
+    except tuple(ADVICE) as error:
+        advice = next(advice for kind, advice in ADVICE.items() if isinstance(error, kind))
+        raise UserError(f"the policy cannot be compiled. {advice}") from error
+    if jnp.shape(action) != (env.action_size,):
+        raise UserError(
+            f"the control of {env.name} gives an action of shape {jnp.shape(action)}, expected ({env.action_size},): "
+            f"one number per action ({', '.join(env.action_names)})"
+        )
+    return jnp.asarray(action)
+
+
 def _to_float64(leaf: Any) -> Any:
     if eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
         return np.asarray(leaf, np.float64)
@@ -137,6 +155,8 @@ def _as_controls(
 ) -> tuple[AbstractControl, bool]:
     if not isinstance(control, Sequence):
         return _as_control(control), False
+    if not control:
+        raise UserError("a list of controls has one per trajectory, but the list is empty")
     controls = [_as_control(each) for each in control]
     first = jax.tree.structure(controls[0])
     for place, each in enumerate(controls):
