@@ -85,7 +85,7 @@ class Record:
             header = json.loads(path.read_text())
         except FileNotFoundError:
             raise UserError(
-                f"{folder} is no run: expected a file {HEADER} there. Start one with `ctrlax train`."
+                f"{folder} is no run: expected a file {HEADER} there. Start one with `ctrlax train` or `ctrlax fit`."
             ) from None
         except ValueError as error:
             raise UserError(f"{path} is not the header ctrlax wrote ({error}). Put the original back.") from None

@@ -38,7 +38,7 @@ def named(suffix: str) -> Format:
     """The format of a file name's suffix."""
     if suffix.lower() not in FORMATS:
         known = ", ".join(FORMATS)
-        raise UserError(f"a data file ends in one of {known}; got '{suffix}'. Rename or convert the file.")
+        raise UserError(f"a data file ends in one of {known}; got {suffix or 'none'}. Rename or convert the file.")
     return FORMATS[suffix.lower()]
 
 
