@@ -1,5 +1,6 @@
 """The learning rate of the dynamics: the text's warm-up, and the fall that a single fit adds."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ ITERATIONS = np.arange(1400)
 
 
 def rates(**settings):
-    return np.asarray(learning_rate(Fit(**settings), jnp.asarray(ITERATIONS)))
+    return np.asarray(jax.vmap(lambda iteration: learning_rate(Fit(**settings), iteration))(jnp.asarray(ITERATIONS)))
 
 
 def test_the_texts_warm_up_is_geometric_and_then_constant():
