@@ -8,6 +8,7 @@ program.
 
     PYTHONPATH=src python benchmarks/fit_table.py            # minutes on a GPU; writes results/fit/fit_table.json
     PYTHONPATH=src python benchmarks/fit_table.py --quick    # two minutes on two cores; writes nothing unless --out
+    PYTHONPATH=src python benchmarks/fit_table.py --only "to the end" --grids fixed --out results/fit/learned_noise.json
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +81,15 @@ def variants(updates: int) -> list[Variant]:
         Variant("enode, noise at the weights' rate", {"fit__noise_speed": 1.0}),
         Variant("enode, first states inferred", {"fit__first_state": "inferred"}, only_noisy=True),
     ]
-    return models + structured + other
+    # To the end of a falling rate on all of the data: what the learned noise then is.
+    known, falling = {"model__structure": ("second-order", "affine")}, {**never, "fit__decay": 1.0}
+    inferred = {**falling, **known, "fit__first_state": "inferred"}
+    to_the_end = [
+        Variant("to the end, enode", falling, only_noisy=True),
+        Variant("to the end, enode, second-order and affine", {**falling, **known}, only_noisy=True),
+        Variant("to the end, first states inferred", inferred, only_noisy=True),
+    ]
+    return models + structured + other + to_the_end
 
 
 def recorded(environment: ctrlax.Environment, grid: str, noise: float, trajectories: int, *, key: Any) -> Dataset:
@@ -135,11 +146,9 @@ class World(NamedTuple):
     true_field: dict[tuple[int, float], np.ndarray]  # by condition and held-out share, filled as asked for
 
 
-def world_of(environment: ctrlax.Environment, quick: bool) -> World:
+def world_of(environment: ctrlax.Environment, grids: Sequence[str], seeds: int) -> World:
     """Everything that is recorded, once for all variants."""
-    grids = ("fixed",) if quick else ("fixed", "uniform", "exponential")
-    seeds = range(1 if quick else 5)
-    conditions = [Condition(grid, noise, seed) for grid in grids for noise in (0.0, NOISE) for seed in seeds]
+    conditions = [Condition(grid, noise, seed) for grid in grids for noise in (0.0, NOISE) for seed in range(seeds)]
     training = [
         recorded(environment, c.grid, c.noise, TRAINING, key=jax.random.fold_in(jax.random.key(1), c.seed))
         for c in conditions
@@ -230,7 +239,10 @@ def shown(line: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two lanes, few members and updates")
-    parser.add_argument("--only", help="variants whose name begins like this, comma-separated")
+    parser.add_argument("--only", nargs="+", help="variants whose name begins like one of these")
+    parser.add_argument("--grids", default="fixed,uniform,exponential")
+    parser.add_argument("--seeds", type=int, default=5, help="of data and weights")
+    parser.add_argument("--updates", type=int, help="at most; the preset's if left out")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     out = chosen.out or (None if chosen.quick else OUT)
@@ -240,14 +252,17 @@ def main() -> None:
         settings = settings.replaced(
             model__members=2, fit__updates=100, fit__warmup_updates=0, fit__matching_updates=50
         )
+    if chosen.updates:
+        settings = settings.replaced(fit__updates=chosen.updates)
+    grids, seeds = (["fixed"], 1) if chosen.quick else (chosen.grids.split(","), chosen.seeds)
     began = time.perf_counter()
-    world = world_of(environment, chosen.quick)
+    world = world_of(environment, grids, seeds)
     print(f"{len(world.conditions)} datasets recorded in {time.perf_counter() - began:.0f} s", flush=True)
     print(f"{'':54} error at 0.5, 1, 2 s          covered    NLL updates seconds/lane  noise ratio by coordinate")
     rows: list[dict[str, Any]] = []
     costs: dict[str, dict[str, float]] = {}
     for variant in variants(settings.fit.updates):
-        if chosen.only and not any(variant.name.startswith(each) for each in chosen.only.split(",")):
+        if chosen.only and not any(variant.name.startswith(each) for each in chosen.only):
             continue
         began = time.perf_counter()
         made, costs[variant.name] = run_variant(variant, world, settings, environment)
@@ -255,7 +270,9 @@ def main() -> None:
         rows += made
         print("\n".join(shown(line) for line in summarised(made, costs)), flush=True)
         if out is not None:
-            header = make_header("benchmarks/fit_table.py", {"settings": dataclasses.asdict(settings)})
+            asked = " ".join(["benchmarks/fit_table.py", *(Path(word).name for word in sys.argv[1:])])
+            changes = {each.name: each.changes for each in variants(settings.fit.updates) if each.name in costs}
+            header = make_header(asked, {"settings": dataclasses.asdict(settings), "changes": changes})
             names = environment.observation_names
             record = {**header, "observations": names, "costs": costs, "table": summarised(rows, costs), "rows": rows}
             out.parent.mkdir(parents=True, exist_ok=True)
