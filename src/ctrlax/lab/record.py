@@ -149,7 +149,7 @@ class Record:
         """
         if self._file is not None:
             raise RuntimeError("a record that is being written is not restored: open it anew")
-        contents = self._newest_whole()
+        contents = self.newest()
         state = checkpoint.restore(like, contents)
         size = self._metrics_path.stat().st_size if self._metrics_path.exists() else 0
         if size < contents.metadata["metrics_bytes"]:
@@ -159,6 +159,29 @@ class Record:
             )
         self._length = contents.metadata["metrics_bytes"]
         return state, contents.metadata["step"]
+
+    def newest(self) -> checkpoint.Contents:
+        """The newest checkpoint that is whole, its tree not asked for."""
+        steps = self.steps()
+        if not steps:
+            raise UserError(
+                f"{self.folder} was stopped before its first checkpoint. Start it again with `ctrlax train`."
+            )
+        self.refused, self._damaged = [], []
+        for step in reversed(steps):
+            try:
+                return checkpoint.read(self._path(step))
+            except FileNotFoundError:  # the run goes on while we read, and has newer ones by now
+                return self.newest()
+            except (checkpoint.DamagedError, OSError) as error:
+                self._damaged.append(self._path(step))
+                self.refused.append(f"{self._path(step)} is refused: {error}")
+                log.warning("%s", self.refused[-1])
+        raise UserError(
+            "No checkpoint of this run is whole:\n  "
+            + "\n  ".join(self.refused)
+            + "\nRestore one of these files from a copy, or start the run again in another folder."
+        )
 
     def rows(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of one kind, or all, in order; after `restore`, those up to the checkpoint.
@@ -204,28 +227,6 @@ class Record:
 
     def _path(self, step: int) -> Path:
         return self.folder / CHECKPOINTS / f"step-{step:09d}.ckpt"
-
-    def _newest_whole(self) -> checkpoint.Contents:
-        steps = self.steps()
-        if not steps:
-            raise UserError(
-                f"{self.folder} was stopped before its first checkpoint. Start it again with `ctrlax train`."
-            )
-        self.refused, self._damaged = [], []
-        for step in reversed(steps):
-            try:
-                return checkpoint.read(self._path(step))
-            except FileNotFoundError:  # the run goes on while we read, and has newer ones by now
-                return self._newest_whole()
-            except (checkpoint.DamagedError, OSError) as error:
-                self._damaged.append(self._path(step))
-                self.refused.append(f"{self._path(step)} is refused: {error}")
-                log.warning("%s", self.refused[-1])
-        raise UserError(
-            "No checkpoint of this run is whole:\n  "
-            + "\n  ".join(self.refused)
-            + "\nRestore one of these files from a copy, or start the run again in another folder."
-        )
 
     def _begin_writing(self) -> BinaryIO:
         if self._file is not None:
