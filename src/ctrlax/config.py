@@ -47,6 +47,7 @@ class Model:
     ] = ()  # what is known of the field: affine, second-order, hamiltonian, or known: what the system's file says
     members: int = 10  # n_ens
     gain: float = 1.0  # of the network's initial weights
+    dropout: float | None = None  # share of units that Deep PILCO drops; None: learned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,20 @@ class Fit:
 
 
 @dataclasses.dataclass(frozen=True)
+class OneStep:
+    """Learning of transitions (PETS, modified PETS, Deep PILCO), in place of `Fit`: one observation step at a time."""
+
+    updates: int = 2000  # mini-batches in a round at most, in chunks of 50
+    batch: int = 32  # transitions in a mini-batch, for each member its own
+    rate: float = 1e-3  # learning rate
+    held_out: float = 0.1  # share of the transitions that tell when to stop; 0: none, and the last weights are kept
+    patience: int = 10  # chunks of 50 updates without a better held-out likelihood before a member stops; 0: it goes on
+    weight_decay: float = 5e-5  # times half the squared weights, per transition (PETS)
+    bound_weight: float = 0.01  # times the width of the log variance's learned limits, per transition (PETS)
+    kl_weight: float = 1.0  # of the dropout prior (Deep PILCO)
+
+
+@dataclasses.dataclass(frozen=True)
 class Agent:
     """Actor-critic learning: lines 9 to 13 of Algorithm 1."""
 
@@ -104,6 +119,10 @@ class Agent:
     start_from_exploring: bool = False  # exploring trajectories count among the recent ones
     imagined_starts: float = 0.0  # probability of a start from the update before's imagined states
     actor_objective: Literal["horizon", "mean"] = "horizon"  # V^H, or the mean over the horizons
+    propagation: Literal["ts1", "ts-inf", "moments"] | None = (
+        None  # how transitions imagine: a member redrawn at every step, kept, or a matched Gaussian; None: their own
+    )
+    particles: int | None = None  # per start, of transitions; None: their own, two per member of PETS and 100
     bootstrap_ramp: int = 0  # rounds over which the critic's weight in the actor loss rises; 0: full from the start
 
 
@@ -130,6 +149,7 @@ class Config:
     sampling: Sampling = Sampling()
     model: Model = Model()
     fit: Fit = Fit()
+    one_step: OneStep = OneStep()
     agent: Agent = Agent()
     schedule: Schedule = Schedule()
 

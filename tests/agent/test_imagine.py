@@ -14,14 +14,14 @@ from ctrlax.agent import improve
 from ctrlax.agent.critic import init_critic
 from ctrlax.agent.imagine import imagine
 from ctrlax.agent.policy import init_policy
-from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.dynamics import AbstractField
 from ctrlax.ode.solvers import named
 
 HIDDEN = (8, 8)
 SOLVERS = ["rk4", "dopri5"]
 
 
-class Growing(AbstractDynamics):
+class Growing(AbstractField):
     """``ds/dt = -s + a + g exp(s^2) s``, one ``g`` per member: a large one leaves all bounds, derivatives and all."""
 
     growth: Array

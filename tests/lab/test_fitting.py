@@ -16,6 +16,7 @@ from ctrlax.lab.fitting import _Best, chunk_length, without_some
 from ctrlax.lab.guard import Guard
 from ctrlax.lab.run import load
 from ctrlax.model.dataset import Dataset, Log
+from ctrlax.model.dynamics import AbstractField
 from ctrlax.model.families.true import TrueDynamics
 from ctrlax.model.fit import Learned
 from ctrlax.model.update import Health
@@ -191,6 +192,7 @@ def test_rates_make_a_second_order_model_of_a_foreign_log():
     data = dataclasses.replace(swing(), rates={})
     made = fit(data, rates={"v": "x"}, structure=("second-order",), held_out=0.3, **TINY)
     learned = made.of(0).dynamics
+    assert isinstance(learned, AbstractField)
     members = learned.draw(key=jax.random.key(0))
     first = jax.tree.map(lambda leaf: leaf[0], members)
     rate = learned.rate(first, jnp.array([0.3, 0.7]), jnp.zeros(1))

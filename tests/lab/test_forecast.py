@@ -19,13 +19,13 @@ from ctrlax.lab.forecast import (
     write_forecasts,
 )
 from ctrlax.model.dataset import Dataset, Log
-from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.dynamics import AbstractField
 from ctrlax.model.fit import Learned
 
 SIGMA = 0.1
 
 
-class Drift(AbstractDynamics):
+class Drift(AbstractField):
     """``ds/dt = c a`` with one ``c`` per member: a path is its start plus c times the action's integral."""
 
     speeds: jax.Array

@@ -19,8 +19,9 @@ from ctrlax.agent.critic import init_critic
 from ctrlax.agent.greedy import Greedy, greedy_policy
 from ctrlax.agent.imagine import imagine
 from ctrlax.agent.policy import init_policy
+from ctrlax.agent.roll import assigned
 from ctrlax.errors import UserError
-from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.dynamics import AbstractField
 from ctrlax.model.families.true import TrueDynamics
 from ctrlax.model.network import apply_layers
 from ctrlax.ode.solvers import named
@@ -142,7 +143,7 @@ def test_a_constant_reward_gives_its_discounted_integral_at_every_horizon(float6
 # Gradients of the actor's loss.
 
 
-class Pendula(AbstractDynamics):
+class Pendula(AbstractField):
     """Pendula of different strength, one per member."""
 
     strength: jax.Array
@@ -182,7 +183,7 @@ def actor_loss_of(settings, *, stopped=False, smooth=False):
     critic = init_critic(2, gain=1.0, key=jax.random.key(1), hidden=(6,))
     dynamics = Pendula(jnp.array([1.0, 2.0]))
     begins = jax.random.normal(jax.random.key(2), (4, 2))
-    members, lanes = improve._assign(settings, dynamics, begins, key=jax.random.key(3))
+    members, lanes = assigned(settings, dynamics, begins, key=jax.random.key(3))
     horizons = improve.draw_horizons(settings, key=jax.random.key(4))
     flat, unflat = jax.flatten_util.ravel_pytree(policy.layers)
     policy = Smooth(policy.layers) if smooth else policy
@@ -245,7 +246,7 @@ def test_drawn_members_have_the_gradient_of_enumerated_ones_on_average(float64):
 
     def gradient(members_per_start, begins):
         chosen = config.Agent(members_per_start=members_per_start)
-        members, lanes = improve._assign(chosen, dynamics, begins, key=jax.random.key(3))
+        members, lanes = assigned(chosen, dynamics, begins, key=jax.random.key(3))
 
         def loss(flat):
             acting = eqx.tree_at(lambda policy: policy.layers, policy, unflat(flat))

@@ -153,7 +153,7 @@ def noisy_cartpole():
     seen = simulate(environment, controls, times, key=keys[2], noise=NOISE)
     recording = pack(Dataset.from_trajectory(seen, environment), trajectories=10, points=50)
     scaling = Scaling(jnp.zeros(5), jnp.ones(5), jnp.zeros(1), jnp.ones(1), jnp.ones(5))
-    truth = registry.build(config.Model("true"), environment, scaling, key=keys[3])
+    truth = registry.build_field(config.Model("true"), environment, scaling, key=keys[3])
     recording = jax.tree.map(
         lambda leaf: jnp.asarray(leaf, jnp.float64 if leaf.dtype == np.float32 else None), recording
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ctrlax.errors import UserError
-from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.dynamics import AbstractField, Members
 
 Value = Callable[[Float[Array, " observation"]], Float[Array, ""]]  # a critic, or a value known otherwise
 
@@ -32,7 +32,7 @@ class Greedy(eqx.Module):
     since `eq:hjb` averaged over members is affine in the action too.
     """
 
-    dynamics: AbstractDynamics
+    dynamics: AbstractField
     members: Members
     critic: Value
     middle: Float[Array, " action"]
@@ -48,7 +48,7 @@ class Greedy(eqx.Module):
 
 
 def greedy_policy(
-    dynamics: AbstractDynamics,
+    dynamics: AbstractField,
     members: Members,
     critic: Value,
     observations: Float[Array, "candidate observation"],
@@ -87,7 +87,7 @@ def greedy_policy(
 
 
 def _action_matrices(
-    dynamics: AbstractDynamics,
+    dynamics: AbstractField,
     members: Members,
     observation: Float[Array, " observation"],
     action: Float[Array, " action"],

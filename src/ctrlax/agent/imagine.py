@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.dynamics import AbstractField, Members
 from ctrlax.ode.solve import solve
 from ctrlax.ode.solvers import Adaptive, SolverSetting
 
@@ -31,7 +31,7 @@ class Imagined(eqx.Module):
 
 
 def imagine(
-    dynamics: AbstractDynamics,
+    dynamics: AbstractField,
     members: Members,
     policy: Policy,
     reward_rate: RewardRate,

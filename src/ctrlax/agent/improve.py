@@ -13,12 +13,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.agent.critic import Critic
-from ctrlax.agent.imagine import Imagined, RewardRate, imagine
+from ctrlax.agent.horizons import Horizons
+from ctrlax.agent.horizons import draw_horizons as draw_horizons
+from ctrlax.agent.imagine import Imagined, RewardRate
 from ctrlax.agent.policy import Policy
-from ctrlax.errors import UserError
-from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.agent.roll import imagination_of
+from ctrlax.model.dynamics import AbstractDynamics
 from ctrlax.model.update import guarded_update
-from ctrlax.ode.solvers import named
 
 
 class Starts(eqx.Module):
@@ -53,7 +54,6 @@ class AgentMetrics(NamedTuple):
     work: Int[Array, ""]
 
 
-RIM = 1e-3  # of a piece: no stratified horizon is closer to its piece's ends
 _ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
 
 
@@ -65,47 +65,6 @@ def begin(policy: Policy, critic: Critic, starts: Starts, *, keep: int, key: PRN
     imagined = Starts(jnp.zeros((keep, size)), jnp.zeros(keep, bool))
     zero = jnp.zeros((), jnp.int32)
     return AgentState(policy, critic, critic, policy_moments, critic_moments, imagined, zero, key)
-
-
-class Horizons(NamedTuple):
-    """``q(h)`` of `eq:critic-loss` on the times of one solve, which run from 0 to ``H`` and end there."""
-
-    times: Float[Array, " time"]
-    weights: Float[Array, " time"]  # how much of q is on each time; they sum to one
-
-
-def draw_horizons(settings: config.Agent, *, key: PRNGKeyArray) -> Horizons:
-    """Times and ``q(h)`` by ``horizon_law``, whose special cases the text names (`eq:critic-loss`).
-
-    ``uniform``: ``h ~ U[0, H]``, stratified: one in each of ``horizons`` equal pieces, all at the same place of their
-    piece. Each is then as uniform as if drawn alone, and no step of a fixed-step solver, which goes from horizon to
-    horizon, is longer than ``H / horizons``: with independent places it could be twice that, where RK4 is unstable for
-    a pole at 8 rad/s. ``point``: all of q on ``H``, and the critic learns by TD-H. ``steps``: the same on every
-    multiple of ``horizon_step`` up to ``H``, and it learns from the mean of the h-step returns.
-    """
-    if settings.horizon_law == "steps":
-        times = _multiples(settings.horizon, settings.horizon_step)
-        count = len(times) - 1
-        return Horizons(jnp.asarray(times), jnp.full(count + 1, 1 / count).at[0].set(0.0))
-    count = settings.horizons
-    pieces = jnp.arange(count)
-    # A draw on the rim of the pieces would leave a step of length zero: keep a little inside.
-    inside = jnp.clip(jax.random.uniform(key), RIM, 1 - RIM)
-    times = settings.horizon * jnp.concatenate([jnp.zeros(1), (pieces + inside) / count, jnp.ones(1)])
-    drawn = 1 / count if settings.horizon_law == "uniform" else 0.0
-    return Horizons(times, jnp.full(count + 2, drawn).at[0].set(0.0).at[-1].set(1.0 - count * drawn))
-
-
-def _multiples(horizon: float, step: float | None) -> list[float]:
-    """``0, step, 2 step, ..``; a horizon that is no multiple is kept as the last."""
-    if step is None or not 0 < step <= horizon:
-        raise UserError(
-            f"horizons in steps need a horizon_step between 0 and the horizon of {horizon} s, but {step} came: "
-            "give it in seconds, or choose the horizon law uniform"
-        )
-    whole = int(horizon / step * (1 + 1e-9))
-    times = [step * i for i in range(whole + 1)]
-    return [*times[:-1], horizon] if horizon - times[-1] < 1e-6 * horizon else [*times, horizon]
 
 
 def draw_starts(starts: Starts, count: int, *, key: PRNGKeyArray) -> Float[Array, "start observation"]:
@@ -171,17 +130,14 @@ def agent_update(
 ) -> tuple[AgentState, AgentMetrics]:
     """Lines 10 to 12 of Algorithm 1. ``bootstrap`` weighs the critic in the actor's loss."""
     key, horizon_key, start_key, member_key = jax.random.split(state.key, 4)
-    horizons = draw_horizons(settings, key=horizon_key)
     begins = _draw_begins(settings, state, starts, key=start_key)
-    members, lanes = _assign(settings, dynamics, begins, key=member_key)
+    imagination = imagination_of(settings, dynamics, begins, key=member_key)
+    horizons, lanes = imagination.horizons(settings, key=horizon_key), imagination.starts
     target = _refreshed(state, settings.target_every)
     trained, rest = eqx.partition(state.policy, eqx.is_inexact_array)
 
     def loss_of(trained: Policy) -> tuple[Array, Imagined]:
-        imagined = imagine(
-            dynamics, members, eqx.combine(trained, rest), reward_rate, lanes, horizons.times, named(settings.solver),
-            discount_time=settings.discount_time,
-        )  # fmt: skip
+        imagined = imagination.run(settings, eqx.combine(trained, rest), reward_rate, horizons.times)
         return actor_loss(settings, state.critic, imagined, horizons, bootstrap), imagined
 
     (loss, imagined), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
@@ -227,20 +183,6 @@ def _draw_begins(
     share = jnp.where(jnp.any(state.imagined.present), settings.imagined_starts, 0.0)
     chosen = jax.random.bernoulli(choice_key, share, (settings.starts, 1))
     return jnp.where(chosen, again, seen)
-
-
-def _assign(
-    settings: config.Agent, dynamics: AbstractDynamics, begins: Float[Array, "start observation"], *, key: PRNGKeyArray
-) -> tuple[Members, Float[Array, "member lane observation"]]:
-    """``E_q(theta)`` of `eq:value2`: every start through every member, or an equal share of the starts through each.
-
-    Starts are drawn independently, so which member gets which is no choice at all.
-    """
-    members = dynamics.draw(key=key)
-    count = dynamics.member_count()
-    if settings.members_per_start == "all":
-        return members, jnp.broadcast_to(begins, (count, *begins.shape))
-    return members, begins[: len(begins) // count * count].reshape(count, -1, begins.shape[-1])
 
 
 def _refreshed(state: AgentState, every: int) -> Critic:

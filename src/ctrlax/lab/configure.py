@@ -14,7 +14,7 @@ from ctrlax.config import PRESETS, Config, preset
 from ctrlax.errors import UserError
 from ctrlax.names import unknown_name
 
-GROUPS = ("sampling", "model", "fit", "agent", "schedule")
+GROUPS = ("sampling", "model", "fit", "one_step", "agent", "schedule")
 
 
 def settings_of(config: Config) -> Iterator[tuple[str, Any]]:
@@ -34,6 +34,7 @@ MAY_BE_ZERO = {
     "sampling.exploration_scale", "fit.matching_updates", "fit.warmup_updates", "fit.kl_weight",
     *(name for name, value in settings_of(Config()) if value == 0),
 }  # fmt: skip
+MAY_BE_ZERO |= {f"one_step.{name}" for name in ("held_out", "patience", "weight_decay", "bound_weight", "kl_weight")}
 ANY_NUMBER = {"fit.initial_log_noise"}
 
 
@@ -88,7 +89,7 @@ def from_dict(recorded: Mapping[str, Any]) -> Config:
 
 def check(config: Config) -> None:
     """Raise a `UserError` for what cannot work, before any work."""
-    from ctrlax.model.registry import families
+    from ctrlax.model.registry import families, makes_transitions
     from ctrlax.model.structure import STRUCTURES
     from ctrlax.ode.solvers import named
     from ctrlax.world.grids import grid_named
@@ -107,16 +108,39 @@ def check(config: Config) -> None:
     for structure in config.model.structure:
         if structure not in STRUCTURES:
             raise unknown_name("structure", structure, STRUCTURES)
+    if makes_transitions(config.model.family):
+        _check_transition(config)
     if config.sampling.count() < config.fit.window_points:
         raise UserError(
             f"a trajectory has {config.sampling.count()} observations, fewer than the {config.fit.window_points} of a "
             "window: raise sampling.points, or lower fit.window_points."
         )
-    learns = config.model.family != "true"
-    if learns and config.agent.members_per_start == "one" and config.agent.starts < config.model.members:
+    by_share = config.model.family != "true" and not makes_transitions(config.model.family)
+    if by_share and config.agent.members_per_start == "one" and config.agent.starts < config.model.members:
         raise UserError(
             f"agent.starts is {config.agent.starts} and model.members {config.model.members}: with one member per "
             "start every member needs a start. Raise agent.starts, or set agent.members_per_start to all."
+        )
+
+
+def _check_transition(config: Config) -> None:
+    from ctrlax.model.structure import KNOWN
+
+    family, asked = config.model.family, [name for name in config.model.structure if name != KNOWN]
+    if asked:
+        raise UserError(
+            f"the model {family} learns steps, not a field: the structure {', '.join(asked)} does not apply to it. "
+            "Leave --structure out, or choose a continuous model such as enode."
+        )
+    if config.model.dropout is not None and config.model.dropout >= 1:
+        raise UserError(f"model.dropout is {config.model.dropout}, expected a share between 0 and 1.")
+    if config.one_step.held_out >= 1:
+        raise UserError(f"one_step.held_out is {config.one_step.held_out}, expected a share below 1.")
+    particles = config.agent.particles
+    if particles and family != "deep-pilco" and particles % config.model.members:
+        raise UserError(
+            f"agent.particles is {particles} and model.members {config.model.members}: every member needs the same "
+            "number of particles. Choose a multiple."
         )
 
 

@@ -139,6 +139,8 @@ def fit(
         dataset = dataclasses.replace(dataset, rates={**dataset.rates, **rates})
     chosen = chosen.replaced(model__structure=_known(chosen.model.structure, dataset))
     training, held = without_some(dataset, held_out)
+    if registry.makes_transitions(chosen.model.family):  # they hold out themselves, and a step is the data's own
+        chosen = chosen.replaced(fit__held_out=0.0, sampling__dt=typical_step(training), model__structure=())
     seen = material([training], chosen.fit, shared=True, length_scale=chosen.sampling.action_length_scale)
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.fold_in(jax.random.key(seed), 0)))(_as_seeds(seeds))
     fresh = fresh_lanes(chosen, dataset_coordinates(dataset), [data_scaling(training)] * len(seeds), keys[:, 0], known)
@@ -155,6 +157,7 @@ def fit(
         guard=Guard(folder),
         seeds=seeds,
         watch=_recording(record, seeds, watch),
+        one_step=chosen.one_step,
     )
     run = FitRun(chosen, system, tuple(seeds), done.learned, (), Path(out) if out is not None else None, held)
     rows = tuple(_scored(run, done, place, horizons) for place in range(len(seeds)))
@@ -223,6 +226,11 @@ def data_scaling(dataset: Dataset) -> Scaling:
     return scaling_of(dataset, middle, reach)
 
 
+def typical_step(dataset: Dataset) -> float:
+    """The mean number of seconds between two observations."""
+    return float(np.mean(np.concatenate([np.diff(log.times) for log in dataset.logs])))
+
+
 def fresh_lanes(
     chosen: config.Config,
     coordinates: Coordinates,
@@ -234,7 +242,8 @@ def fresh_lanes(
     noise = jnp.full(coordinates.observation_size, chosen.fit.initial_log_noise)
 
     def one(scaling: Scaling, key: PRNGKeyArray) -> Learned:
-        return Learned(registry.build(chosen.model, coordinates, scaling, key=key, known=known), noise)
+        step = chosen.sampling.dt
+        return Learned(registry.build(chosen.model, coordinates, scaling, key=key, known=known, step=step), noise)
 
     return jax.vmap(one)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *scalings), keys)
 

@@ -21,6 +21,9 @@ from ctrlax.errors import UserError
 from ctrlax.lab.guard import Guard, select_lanes
 from ctrlax.model import fit
 from ctrlax.model.dataset import Dataset, Log
+from ctrlax.model.dynamics import AbstractField
+from ctrlax.model.one_step import OneStepState
+from ctrlax.model.training import AbstractTraining, training_of
 from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording, Windows, cut, pack
 from ctrlax.ode.control import LENGTH_SCALE
@@ -170,29 +173,33 @@ def fit_lanes(
     guard: Guard,
     seeds: Sequence[int],
     watch: Callable[[Progress], None] = lambda progress: None,
+    one_step: config.OneStep | None = None,
 ) -> Fitted:
     """Gradient matching, then the ELBO; a lane stops when its held-out windows have not gained for some chunks.
+
+    Transitions learn as ``one_step`` says instead, and hold out some of what they see themselves.
 
     ``key`` has the lane axis, as ``learned`` has. Of a lane with held-out windows the best parameters are kept, and
     what it computes after it stopped is not looked at: a seed's result does not depend on the seeds beside it.
     """
     clock = _Clock()
+    training = training_of(type(learned.dynamics), settings, one_step or config.OneStep())
     lanes = len(seeds)
     split = jax.vmap(lambda one: jax.random.split(one, 3))(key)
     scale = np.ones(lanes, np.float32)
-    total = settings.matching_updates + settings.warmup_updates + settings.updates
+    total = training.matching_updates + training.updates
     best = _Best(learned, lanes, settings.patience)
-    done = 0
+    done, state = 0, None
     for phase, place in ((MATCH, 0), (FIT, 1)):
-        count = settings.matching_updates if phase == MATCH else settings.warmup_updates + settings.updates
+        count = training.matching_updates if phase == MATCH else training.updates
         recording = seen.matching if phase == MATCH else seen.training
-        state = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, split[:, place])
+        state = jax.vmap(lambda one, key: training.begin(one, key=key))(learned, split[:, place])
         length = chunk_length(count)
         for iteration in range(0, count, length) if count else ():
 
             def chunk(state, scale, phase=phase, recording=recording, length=length):
                 return clock.run(
-                    _updates, (settings, phase == MATCH, length, seen.shared), state, recording, jnp.asarray(scale)
+                    _updates, (training, phase == MATCH, length, seen.shared), state, recording, jnp.asarray(scale)
                 )
 
             outcome = guard.run(chunk, state, scale, key=state.key, seeds=seeds, phase=phase, iteration=iteration)
@@ -205,14 +212,25 @@ def fit_lanes(
                 )
                 best.look(state.learned, loss, iteration + length)
             rows = {name: np.asarray(value) for name, value in outcome.metrics.items()}
+            if isinstance(state, OneStepState):
+                _look_at_learners(best, training, state, iteration + length)
+                loss = np.asarray(jnp.mean(state.lowest, axis=1)) if np.isfinite(state.lowest).all() else None
             watch(Progress(phase, done, total, iteration + length, rows, outcome.health, loss, best.stopped.copy()))
             if best.stopped.all():
                 break
         learned = state.learned
+    if isinstance(state, OneStepState):
+        return Fitted(learned, best.updates, np.asarray(state.kept).max(axis=1), clock.running, clock.compiling)
     if seen.held is not None:
         return Fitted(best.learned, best.updates, best.kept, clock.running, clock.compiling)
-    updates = np.full(lanes, settings.warmup_updates + settings.updates)
+    updates = np.full(lanes, training.updates)
     return Fitted(learned, updates, updates, clock.running, clock.compiling)
+
+
+def _look_at_learners(best: _Best, training: AbstractTraining, state: OneStepState, updates: int) -> None:
+    """A transition keeps its best weights itself; here it is only asked whether it has stopped."""
+    best.updates = np.where(best.stopped, best.updates, updates)
+    best.stopped = np.asarray(training.stopped(state))
 
 
 def chunk_length(total: int) -> int:
@@ -267,17 +285,19 @@ class _Clock:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _updates(settings, matching, length, shared, state, recordings, step_scale):
-    update = fit.matching_update if matching else fit.fit_update
+def _updates(training, matching, length, shared, state, recordings, step_scale):
+    update = training.match if matching else training.update
 
     def one(state, recording, scale):
+        seen = training.prepared(state, recording)
+
         def step(carry, _):
             state, health = carry
-            state, metrics = update(settings, state, recording, scale)
+            state, metrics = update(state, seen, scale)
             return (state, health.counted(metrics.applied, metrics.unhealthy)), (metrics.loss, metrics.error)
 
         (state, health), (loss, error) = jax.lax.scan(step, (state, Health.none()), None, length=length)
-        return state, {"loss": jnp.mean(loss), "error": jnp.mean(error)}, health
+        return training.looked(state, seen), {"loss": jnp.mean(loss), "error": jnp.mean(error)}, health
 
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one, in_axes=(0, None if shared else 0, 0))(state, recordings, step_scale)
@@ -290,6 +310,7 @@ def _held_out_nll(settings, shared, learned, windows, keys):
     def one(learned: fit.Learned, windows: Windows, key: PRNGKeyArray) -> Array:
         members = learned.dynamics.draw(key=key)
         likelihood = fit.LIKELIHOODS[settings.first_state]
+        assert isinstance(learned.dynamics, AbstractField)
         judged = likelihood(learned.dynamics, members, windows, learned.log_noise, named(settings.solver))
         mean = -jnp.mean(judged.log_likelihood) / (judged.wrong.shape[-1] * judged.wrong.shape[-2])
         return jnp.where(jnp.all(judged.healthy), mean, jnp.inf)

@@ -19,7 +19,8 @@ from ctrlax.model import formats
 from ctrlax.model.columns import FORMAT_VERSION
 from ctrlax.model.dataset import Dataset
 from ctrlax.model.dynamics import AbstractDynamics, Members
-from ctrlax.model.fit import WINDOW_LIMIT, Learned, simulate_windows
+from ctrlax.model.fit import WINDOW_LIMIT, Learned
+from ctrlax.model.training import roll_windows
 from ctrlax.model.windows import Windows, pack
 from ctrlax.ode.control import LENGTH_SCALE
 from ctrlax.ode.solvers import SolverSetting, named
@@ -144,9 +145,7 @@ def roll(
         def section(start: Array, piece: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             steps, paths = piece
             targets = jnp.zeros((*steps.shape, start.shape[-1]), start.dtype)
-            states, healthy, _ = simulate_windows(
-                dynamics, alone, Windows(start, targets, steps, paths, present), setting
-            )
+            states, healthy, _ = roll_windows(dynamics, alone, Windows(start, targets, steps, paths, present), setting)
             states = jnp.clip(jnp.nan_to_num(states[0], nan=jnp.inf), -limit, limit)
             return states[:, -1], (states, healthy[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import equinox as eqx
@@ -37,6 +37,7 @@ from ctrlax.model import fit, registry
 from ctrlax.model.dataset import Dataset
 from ctrlax.model.full_loss import full_loss
 from ctrlax.model.scaling import scaling_of
+from ctrlax.model.training import AbstractTraining, mean_rate, training_of
 from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording
 from ctrlax.ode.control import Exploring, draw_path
@@ -73,9 +74,14 @@ class Laboratory:
 
     @property
     def agent_settings(self) -> config.Agent:
-        """With horizons in steps of the observations' mean step where they have none of their own."""
-        agent = self.config.agent
-        return agent if agent.horizon_step else dataclasses.replace(agent, horizon_step=self.config.sampling.dt)
+        """With horizons in steps of the observations' mean step where they have none of their own.
+
+        A transition's own step is that mean step, and each of its starts is imagined by all of its particles.
+        """
+        agent, step = self.config.agent, self.config.sampling.dt
+        if registry.makes_transitions(self.config.model.family):
+            return dataclasses.replace(agent, horizon_step=step, members_per_start="all")
+        return agent if agent.horizon_step else dataclasses.replace(agent, horizon_step=step)
 
     def start(self, seeds: Sequence[int], dataset: Dataset | None = None) -> RunState:
         """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories, or logged ones."""
@@ -90,7 +96,7 @@ class Laboratory:
         """A run that knows its first data; ``keys`` are five for every seed."""
         learned = self._fresh_model(experience, keys[:, 2])
         agents = self._fresh_agent(experience, keys[:, 3])
-        fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(learned, keys[:, 4])
+        fitting = jax.vmap(lambda one, key: self.training.begin(one, key=key))(learned, keys[:, 4])
         capacity = min(self._sizes(experience.times.shape[1], 1))
         phase = MATCH if self.learns else IMPROVE
         return begin_lanes(
@@ -113,6 +119,11 @@ class Laboratory:
     def learns(self) -> bool:
         return self.config.model.family != "true"
 
+    @cached_property
+    def training(self) -> AbstractTraining:
+        """How this kind of model learns."""
+        return training_of(registry.kind_of(self.config.model.family), self.config.fit, self.config.one_step)
+
     def _first_data(self, keys: Key[Array, " seed"]) -> Experience:
         sampling, environment = self.config.sampling, self.environment
         seen = []
@@ -131,7 +142,8 @@ class Laboratory:
         for seed, key in enumerate(keys):
             data = experience.dataset(seed, self.names)
             scaling = scaling_of(data, environment.action_middle, environment.action_reach)
-            made.append(fit.Learned(registry.build(self.config.model, environment, scaling, key=key), noise))
+            built = registry.build(self.config.model, environment, scaling, key=key, step=self.config.sampling.dt)
+            made.append(fit.Learned(built, noise))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
 
     def _fresh_agent(self, experience: Experience, keys: Key[Array, " seed"]) -> improve.AgentState:
@@ -160,11 +172,10 @@ class Laboratory:
 
     def fit_chunk(self, state: RunState, recordings: Recording) -> tuple[RunState, Rows]:
         """Lines 5 to 8: some updates of the dynamics, or of their gradient-matching start."""
-        settings = self.config.fit
         matching = state.phase == MATCH
         length = chunk_length(self.updates(state.phase))
         fitting, metrics = _fit_updates(
-            settings, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale, jnp.float32)
+            self.training, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale, jnp.float32)
         )
         return _counted(_replace(state, fitting=fitting), metrics, length)
 
@@ -182,10 +193,9 @@ class Laboratory:
 
     def updates(self, phase: str) -> int:
         """How many updates a phase has; what is not learning is one."""
-        settings = self.config.fit
         return {
-            MATCH: settings.matching_updates,
-            FIT: settings.warmup_updates + settings.updates,
+            MATCH: self.training.matching_updates,
+            FIT: self.training.updates,
             IMPROVE: self.config.agent.updates,
             COLLECT: 1,
             EVALUATE: 1,
@@ -199,7 +209,10 @@ class Laboratory:
 
     def unfinished(self, state: RunState) -> bool:
         """Whether updates of the phase remain, for any seed."""
-        return state.iteration < self.updates(state.phase) and bool(np.any(state.ended == 0))
+        going = state.ended == 0
+        if state.phase == FIT:
+            going = going & ~np.asarray(self.training.stopped(state.fitting))
+        return state.iteration < self.updates(state.phase) and bool(np.any(going))
 
     def next_phase(self, state: RunState) -> RunState:
         """Into the phase after this one; a round's fresh optimiser states are made here."""
@@ -210,9 +223,9 @@ class Laboratory:
             state = self.with_room(state)
         split = jax.vmap(lambda key: jax.random.split(key, 2))(state.key)
         if phase == FIT:
-            if place == PHASES.index(FIT) and self.config.fit.undo_matching:
+            if place == PHASES.index(FIT) and self.config.fit.undo_matching and self.training.matching_updates:
                 state = self._unless_worse(state, split[:, 1])
-            fitting = jax.vmap(lambda one, key: fit.begin(one, key=key))(state.fitting.learned, split[:, 1])
+            fitting = jax.vmap(lambda one, key: self.training.begin(one, key=key))(state.fitting.learned, split[:, 1])
             state = _replace(state, fitting=fitting, key=split[:, 0])
         if phase == IMPROVE:
             agent = jax.vmap(partial(improve.begin, keep=KEPT_STATES))(
@@ -359,15 +372,17 @@ def _counted(state: RunState, metrics: dict[str, Any], length: int) -> tuple[Run
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _fit_updates(settings, matching, length, state, recordings, step_scale):
-    update = fit.matching_update if matching else fit.fit_update
+def _fit_updates(training, matching, length, state, recordings, step_scale):
+    update = training.match if matching else training.update
 
     def one(state, recording, scale):
+        seen = training.prepared(state, recording)
+
         def step(state, _):
-            return update(settings, state, recording, scale)
+            return update(state, seen, scale)
 
         state, metrics = jax.lax.scan(step, state, None, length=length)
-        return state, _summary(metrics)
+        return training.looked(state, seen), _summary(metrics)
 
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one)(state, recordings, step_scale)
@@ -405,7 +420,7 @@ def _variance(dynamics, policy, observations, key):
     members = dynamics.draw(key=key)
 
     def rates(member):
-        return jax.vmap(lambda o: dynamics.rate(member, o, policy(o)))(observations)
+        return jax.vmap(lambda o: mean_rate(dynamics, member, o, policy(o)))(observations)
 
     return jnp.mean(jnp.var(jax.vmap(rates)(members), axis=0), axis=-1)
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ctrlax.agent import improve
 from ctrlax.agent.policy import Policy
 from ctrlax.lab.experience import Experience
-from ctrlax.model import fit
+from ctrlax.model.training import TrainingState
 
 MATCH, FIT, IMPROVE, COLLECT, EVALUATE = "match", "fit", "improve", "collect", "evaluate"
 PHASES = (MATCH, FIT, IMPROVE, COLLECT, EVALUATE)
@@ -26,7 +26,7 @@ class RunState(eqx.Module):
 
     key: Key[Array, " seed"]
     experience: Experience
-    fitting: fit.FitState
+    fitting: TrainingState
     agent: improve.AgentState
     seeds: Int[np.ndarray, " seed"]
     step_scale: Float[np.ndarray, " seed"]
@@ -52,7 +52,7 @@ def begin_lanes(
     *,
     key: Key[Array, " seed"],
     experience: Experience,
-    fitting: fit.FitState,
+    fitting: TrainingState,
     agent: improve.AgentState,
     seeds: Sequence[int],
     phase: str,

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ctrlax.agent.imagine import imagine
+from ctrlax.agent.roll import imagination_of
 from ctrlax.lab.evaluate import SAMPLE_STEP, Evaluation, evaluate
 from ctrlax.lab.gallery import COLORS, Film, Panel, Picture
 from ctrlax.lab.run import Run
-from ctrlax.ode.solvers import named
+from ctrlax.model.registry import makes_transitions
 from ctrlax.world.render import write_gif
 
 TRIALS = 10
@@ -147,21 +147,31 @@ def film(one: Specimen) -> Film:
 def _imagine(
     one: Specimen, start: np.ndarray, times: np.ndarray
 ) -> tuple[Float[np.ndarray, "member time observation"], Float[np.ndarray, "member time"], Bool[np.ndarray, " member"]]:
-    agent = one.run.config.agent
+    agent = dataclasses.replace(one.run.laboratory.agent_settings, members_per_start="all")
     dynamics = one.own(one.run.state.fitting.learned.dynamics)
 
     @jax.jit
     def solved(begin: Array, moments: Array):
-        members = dynamics.draw(key=jax.random.key(0))
-        starts = jnp.broadcast_to(begin, (dynamics.member_count(), 1, len(begin)))
-        return imagine(
-            dynamics, members, one.policy, one.run.environment.reward_rate, starts, moments, named(agent.solver),
-            discount_time=agent.discount_time,
-        )  # fmt: skip
+        imagination = imagination_of(agent, dynamics, begin[None], key=jax.random.key(0))
+        return imagination.run(agent, one.policy, one.run.environment.reward_rate, moments)
+
+    instants = times
+    if makes_transitions(one.run.config.model.family):  # its moments are its steps; lines between them
+        count = int(np.floor(times[-1] / one.run.config.sampling.dt * (1 + 1e-9)))
+        instants = one.run.config.sampling.dt * np.arange(count + 1)
 
     with jax.default_matmul_precision("highest"):
-        answer = solved(jnp.asarray(start, jnp.float32), jnp.asarray(times, jnp.float32))
-    return np.asarray(answer.states[:, 0]), np.asarray(answer.returns[:, 0]), np.asarray(answer.healthy[:, 0])
+        answer = solved(jnp.asarray(start, jnp.float32), jnp.asarray(instants, jnp.float32))
+    states, returns = np.asarray(answer.states[:, 0]), np.asarray(answer.returns[:, 0])
+    if len(instants) != len(times):
+        places = np.interp(times, instants, np.arange(len(instants)))
+        below = np.minimum(places.astype(int), len(instants) - 2)
+        share = places - below
+        states, returns = (
+            (1 - w) * part[:, below] + w * part[:, below + 1]
+            for part, w in ((states, share[:, None]), (returns, share))
+        )
+    return states, returns, np.asarray(answer.healthy[:, 0])
 
 
 def _worded(name: str) -> str:

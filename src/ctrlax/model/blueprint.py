@@ -24,6 +24,7 @@ class Blueprint:
     scaling: Scaling
     environment: Environment | None = None  # None: all that is known of the system is data
     known: Known | None = None  # the part of the rate that need not be learned
+    step: float = 0.1  # s, the mean step kappa between observations: the unit of a transition
 
     def structure(self) -> AbstractStructure:
         """The structure asked for, on these coordinates."""

@@ -1,9 +1,9 @@
-"""What a dynamics model is: a distribution over fields, of which members are drawn."""
+"""What a dynamics model is: a distribution over fields, or over transitions, of which members are drawn."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,15 +20,11 @@ HIDDEN = (200, 200, 200)  # of every dynamics network (the text's S2)
 
 
 class AbstractDynamics(eqx.Module):
-    """A distribution over controlled fields ``ds/dt = f(s, a)`` on observations."""
+    """What learned models have in common. It is one of two kinds: `AbstractField` or `AbstractTransition`."""
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> Members:
         """One draw ``theta ~ q(theta)`` for every member (`eq:mc`)."""
-
-    @abc.abstractmethod
-    def rate(self, member: Members, observation: Observation, action: Action) -> Observation:
-        """The field of one member, its axis removed."""
 
     @abc.abstractmethod
     def divergence(self) -> Float[Array, ""]:
@@ -41,6 +37,58 @@ class AbstractDynamics(eqx.Module):
     @abc.abstractmethod
     def length_scales(self) -> Observation:
         """Units in which errors of each coordinate are comparable."""
+
+
+class AbstractField(AbstractDynamics):
+    """Continuous: a distribution over controlled fields ``ds/dt = f(s, a)`` on observations."""
+
+    @abc.abstractmethod
+    def rate(self, member: Members, observation: Observation, action: Action) -> Observation:
+        """The field of one member, its axis removed."""
+
+
+class Gaussian(NamedTuple):
+    """Independent Gaussians, one per coordinate."""
+
+    mean: Float[Array, "*row observation"]
+    log_variance: Float[Array, "*row observation"]
+
+
+class Cloud(NamedTuple):
+    """How a transition's own paper rolls it out from one start."""
+
+    propagation: str  # a name in `agent.particles.PROPAGATIONS`
+    particles: int
+
+
+class AbstractTransition(AbstractDynamics):
+    """Discrete: a distribution over stochastic steps ``s_{i+1} = s_i + N(mean, variance)`` of length ``dt_i``.
+
+    The action is held over the step. Learners are the separate sets of weights behind the members, equally many members
+    each: every trainable array outside the scaling has the learner axis first.
+    """
+
+    @abc.abstractmethod
+    def change(
+        self, member: Members, observation: Observation, action: Action, step: Float[Array, ""] | float
+    ) -> Gaussian:
+        """``s_{i+1} - s_i`` of one member over ``step`` seconds."""
+
+    @abc.abstractmethod
+    def typical_step(self) -> Float[Array, ""]:
+        """The mean step kappa it was built for, in seconds."""
+
+    @abc.abstractmethod
+    def penalty(self, weight_decay: float, bound_weight: float) -> Float[Array, " learner"]:
+        """What its own paper adds to every point's negative log likelihood, by learner; zero if nothing."""
+
+    @abc.abstractmethod
+    def learner_count(self) -> int:
+        """How many separate sets of weights learn, each from a bootstrap of its own if there are several."""
+
+    @abc.abstractmethod
+    def cloud(self) -> Cloud:
+        """Its own way of rolling out."""
 
 
 class AbstractPosterior(eqx.Module):
@@ -59,7 +107,7 @@ class AbstractPosterior(eqx.Module):
         """How many members a draw has."""
 
 
-class NeuralODE(AbstractDynamics):
+class NeuralODE(AbstractField):
     """``ds/dt = f_theta(s, a)``: a structure around a perceptron whose weights have a posterior."""
 
     posterior: AbstractPosterior

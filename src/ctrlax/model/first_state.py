@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.dynamics import AbstractField, Members
 
 # Of the largest eigenvalue's order: what keeps a float32 Cholesky factor real where a window amplifies a thousandfold.
 RIDGE = 1e-6
 
 
-class Sensitive(AbstractDynamics):
+class Sensitive(AbstractField):
     """A model's field with the derivatives of its state by the first state, ``dJ/dt = (df/ds) J``, ``J(0) = 1``.
 
     An observation of it is ``[s, J]`` in one row, ``J`` by rows of the first state's coordinates. A fixed-step solver
     gives the derivative of its own states exactly; an adaptive one to its tolerance.
     """
 
-    dynamics: AbstractDynamics
+    dynamics: AbstractField
 
     def draw(self, *, key: PRNGKeyArray) -> Members:
         return self.dynamics.draw(key=key)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.model import first_state as inference
-from ctrlax.model.dynamics import AbstractDynamics, Members
+from ctrlax.model.dynamics import AbstractDynamics, AbstractField, Members
 from ctrlax.model.update import guarded_update
 from ctrlax.model.windows import Recording, Windows, draw_windows, newest, path_action
 from ctrlax.ode.solve import explicit_step, solve
@@ -54,7 +54,7 @@ class FitMetrics(NamedTuple):
 
 
 def simulate_windows(
-    dynamics: AbstractDynamics, members: Members, windows: Windows, setting: SolverSetting
+    dynamics: AbstractField, members: Members, windows: Windows, setting: SolverSetting
 ) -> tuple[Float[Array, "member window interval observation"], Bool[Array, "member window"], Int[Array, ""]]:
     """`eq:dyn-int` for every member and window: states at the window's later points, health, field evaluations."""
     limit = WINDOW_LIMIT * dynamics.length_scales()
@@ -116,7 +116,7 @@ class Judged(NamedTuple):
 
 
 def from_observed(
-    dynamics: AbstractDynamics,
+    dynamics: AbstractField,
     members: Members,
     windows: Windows,
     log_noise: Float[Array, " observation"],
@@ -131,7 +131,7 @@ def from_observed(
 
 
 def from_inferred(
-    dynamics: AbstractDynamics,
+    dynamics: AbstractField,
     members: Members,
     windows: Windows,
     log_noise: Float[Array, " observation"],
@@ -167,6 +167,7 @@ def negative_elbo(
     point once. One draw of every member is the sample over ``l``. ``first_state`` names the likelihood of a window.
     """
     dynamics = learned.dynamics
+    assert isinstance(dynamics, AbstractField)
     members = dynamics.draw(key=key)
     judged = LIKELIHOODS[first_state](dynamics, members, windows, learned.log_noise, setting)
     wrong, healthy = judged.wrong, judged.healthy
@@ -262,6 +263,7 @@ def matching_update(
 
     def loss_of(trained: Learned) -> tuple[Array, None]:
         dynamics = eqx.combine(trained, fixed).dynamics
+        assert isinstance(dynamics, AbstractField)
         members = dynamics.draw(key=draw_key)
         rates = jax.vmap(lambda m: jax.vmap(jax.vmap(lambda o, a: dynamics.rate(m, o, a)))(middle, middle_action))(
             members

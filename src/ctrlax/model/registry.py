@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import typing
 
 from jaxtyping import PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.errors import UserError
 from ctrlax.model.blueprint import Blueprint
-from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.dynamics import AbstractDynamics, AbstractField, AbstractTransition
 from ctrlax.model.structure import KNOWN, Coordinates, Known, Scaling, coordinates_of
 from ctrlax.names import listed, module_of, unknown_name
 from ctrlax.world.environment import Environment
@@ -23,6 +24,19 @@ def families() -> list[str]:
     return listed(FAMILIES)
 
 
+def kind_of(family: str) -> type[AbstractDynamics]:
+    """What the models of a family are, by what its ``build`` says it returns: a field's class or a transition's."""
+    if family not in families():
+        raise unknown_name("model", family, families())
+    build = importlib.import_module(module_of(FAMILIES, family)).build
+    return typing.get_type_hints(build)["return"]
+
+
+def makes_transitions(family: str) -> bool:
+    """Whether the models of a family are discrete."""
+    return issubclass(kind_of(family), AbstractTransition)
+
+
 def build(
     settings: config.Model,
     world: Environment | Coordinates,
@@ -30,11 +44,13 @@ def build(
     *,
     key: PRNGKeyArray,
     known: Known | None = None,
+    step: float = 0.1,
 ) -> AbstractDynamics:
     """A fresh model as ``settings`` ask for it; from an environment, or from coordinates where there is only data.
 
     ``known(observation, action)`` is the part of the rate that need not be learned: the model learns what it leaves
-    over. Pure in ``scaling`` and ``key``, so that seeds are a `vmap`.
+    over. ``step`` is the mean number of seconds between observations, for models that are transitions. Pure in
+    ``scaling`` and ``key``, so that seeds are a `vmap`.
     """
     if settings.family not in families():
         raise unknown_name("model", settings.family, families())
@@ -47,7 +63,22 @@ def build(
         rest = tuple(name for name in settings.structure if name != KNOWN and name not in told)
         settings = dataclasses.replace(settings, structure=(*told, *rest))
     family = importlib.import_module(module_of(FAMILIES, settings.family))
-    return family.build(Blueprint(settings, coordinates, scaling, environment, known), key=key)
+    return family.build(Blueprint(settings, coordinates, scaling, environment, known, step), key=key)
+
+
+def build_field(
+    settings: config.Model,
+    world: Environment | Coordinates,
+    scaling: Scaling,
+    *,
+    key: PRNGKeyArray,
+    known: Known | None = None,
+) -> AbstractField:
+    """`build` where only a continuous model will do."""
+    made = build(settings, world, scaling, key=key, known=known)
+    if not isinstance(made, AbstractField):
+        raise UserError(f"a continuous model is needed here, but {settings.family} is a transition: choose enode, say")
+    return made
 
 
 def world_coordinates(environment: Environment) -> Coordinates:

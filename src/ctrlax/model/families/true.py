@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ctrlax.errors import UserError
 from ctrlax.model.blueprint import Blueprint
-from ctrlax.model.dynamics import AbstractDynamics
+from ctrlax.model.dynamics import AbstractField
 
 
-class TrueDynamics(AbstractDynamics):
+class TrueDynamics(AbstractField):
     """``d o/dt = (d observe/d s) f(s, a)`` at ``s = restore(o)``; one member, nothing to learn."""
 
     field: Callable[[Array, Array], Array] = eqx.field(static=True)
