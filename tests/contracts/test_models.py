@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ import ctrlax
 from ctrlax import config
 from ctrlax.errors import UserError
 from ctrlax.model import registry
-from ctrlax.model.dynamics import AbstractDynamics
-from ctrlax.model.fit import simulate_windows
+from ctrlax.model.dynamics import AbstractDynamics, AbstractField, AbstractTransition
 from ctrlax.model.structure import KNOWN, STRUCTURES, Coordinates, Scaling
+from ctrlax.model.training import mean_rate, roll_windows
 from ctrlax.model.windows import Windows
 from ctrlax.ode.solvers import named
 
@@ -74,24 +75,28 @@ class Seen:
 def look(model, windows, *, key):
     members = model.draw(key=key)
     observation, action = windows.starts[0], jnp.ones(1)
-    rates = jax.vmap(lambda member: model.rate(member, observation, action))(members)
+    rates = jax.vmap(lambda member: mean_rate(model, member, observation, action))(members)
     divergence, slopes = eqx.filter_value_and_grad(lambda model: model.divergence())(model)
     pushed = eqx.tree_at(lambda w: w.paths, windows, windows.paths.at[:, :, 0].add(1.0))
     both = jax.tree.map(lambda *parts: jnp.concatenate(parts), windows, pushed)
-    states, healthy, _ = simulate_windows(model, members, both, SOLVER)
+    states, healthy, _ = roll_windows(model, members, both, SOLVER)
     return rates, divergence, slopes, states[:, :WINDOWS], healthy[:, :WINDOWS], states[:, WINDOWS:]
 
 
 LOOK = eqx.filter_jit(look)
 
 
-@pytest.fixture(scope="module", params=[(f, s) for f in registry.families() for s in NAMES], ids="-".join)
+def structures(family):
+    """Structures are of fields; what a transition is asked for beside none is refused before it is built."""
+    return ("",) if registry.makes_transitions(family) else NAMES
+
+
+@pytest.fixture(scope="module", params=[(f, s) for f in registry.families() for s in structures(f)], ids="-".join)
 def seen(request):
     family, name = request.param
     key = jax.random.key(0)
     model = made(family, (name,) if name else (), key=key)
-    if not isinstance(model, AbstractDynamics):
-        pytest.skip(f"{family} has no rate")
+    assert isinstance(model, registry.kind_of(family))
     return Seen(model, *LOOK(model, windows(), key=key))
 
 
@@ -132,8 +137,6 @@ def test_the_same_key_makes_the_same_model_and_another_key_another(family):
 @pytest.mark.parametrize("family", registry.families())
 def test_seeds_are_a_vmap(family):
     keys = jax.random.split(jax.random.key(2), 2)
-    if not isinstance(made(family, (), key=keys[0]), AbstractDynamics):
-        pytest.skip(f"{family} has no rate")
     build = jax.vmap(lambda key, scaling: registry.build(settings, ENVIRONMENT, scaling, key=key))
     settings = config.Model(family, (), MEMBERS)
     both = jax.jit(build)(keys, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), scaling()))
@@ -141,6 +144,52 @@ def test_seeds_are_a_vmap(family):
     for i, key in enumerate(keys):
         alone = LOOK(made(family, (), key=key), windows(), key=key)[3]
         assert np.allclose(states[i], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", registry.families())
+def test_a_model_is_one_of_two_kinds_and_says_which(family):
+    model = made(family, (), key=jax.random.key(0))
+    kinds = [isinstance(model, kind) for kind in (AbstractField, AbstractTransition)]
+    assert kinds == [not registry.makes_transitions(family), registry.makes_transitions(family)]
+    assert isinstance(model, AbstractDynamics)
+
+
+@pytest.mark.parametrize("family", registry.families())
+def test_gradients_by_the_weights_agree_with_finite_differences(family):
+    """Of paths under a control, and of the divergence, along one direction of all weights at once."""
+    model = made(family, (), key=jax.random.key(0))
+    with jax.enable_x64(True):
+        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
+        few = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf[:2], jnp.float64 if leaf.dtype == jnp.float32 else None), windows()
+        )
+        weights, rest = eqx.partition(model, eqx.is_inexact_array)
+        numbers, form = jax.flatten_util.ravel_pytree(weights)
+        # Scalings are no weights, and no derivative is asked of them.
+        scales = jax.flatten_util.ravel_pytree(scaling_as(weights, 0.0))[0]
+        direction = scales * jax.random.normal(jax.random.key(1), numbers.shape, jnp.float64)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(size):
+            moved = eqx.combine(form(numbers + size * direction), rest)
+            states, _, _ = roll_windows(moved, moved.draw(key=jax.random.key(2)), few, SOLVER)
+            return jnp.mean(jnp.sin(states)) + moved.divergence() / 1e4
+
+        small = 1e-5
+        central = (loss(small)[0] - loss(-small)[0]) / (2 * small)
+        if (direction != 0).any():
+            assert float(loss(0.0)[1]) == pytest.approx(float(central), rel=1e-4, abs=1e-9)
+
+
+def scaling_as(weights, value):
+    """One for every weight, ``value`` for every number that is a unit and not learned."""
+    ones = jax.tree.map(jnp.ones_like, weights)
+    units = [
+        part for part in (getattr(weights, name, None) for name in ("scaling", "kappa", "scales")) if part is not None
+    ]
+    kept = {id(leaf) for part in units for leaf in jax.tree.leaves(part)}
+    return jax.tree.map(lambda leaf, one: jnp.full_like(one, value) if id(leaf) in kept else one, weights, ones)
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():

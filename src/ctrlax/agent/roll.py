@@ -12,10 +12,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ctrlax import config
 from ctrlax.agent.horizons import Horizons, draw_horizons, step_horizons
-from ctrlax.agent.imagine import Imagined, RewardRate, imagine
+from ctrlax.agent.imagine import IMAGINED_LIMIT, Imagined, RewardRate, imagine
 from ctrlax.agent.particles import PROPAGATIONS, AbstractPropagation, imagine_steps
 from ctrlax.model.dynamics import AbstractDynamics, AbstractField, AbstractTransition, Members
-from ctrlax.ode.solvers import named
+from ctrlax.ode.solve import explicit_step
+from ctrlax.ode.solvers import Fixed, named
 
 Policy = Callable[[Float[Array, " observation"]], Float[Array, " action"]]
 
@@ -102,3 +103,94 @@ def assigned(
     if settings.members_per_start == "all":
         return members, jnp.broadcast_to(begins, (count, *begins.shape))
     return members, begins[: len(begins) // count * count].reshape(count, -1, begins.shape[-1])
+
+
+class HeldModel(eqx.Module):
+    """A model under held actions, every particle with a member of its own: what a planner needs of either kind."""
+
+    members: eqx.AbstractVar[Members]
+
+    def size(self) -> int:
+        """How many particles there are: one per member."""
+        return jax.tree.leaves(self.members)[0].shape[0]
+
+    @abc.abstractmethod
+    def step(
+        self,
+        states: Float[Array, "particle start observation"],
+        actions: Float[Array, "particle start action"],
+        seconds: float,
+        reward_rate: RewardRate,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, "particle start observation"], Float[Array, "particle start"]]:
+        """States after ``seconds`` of held actions, and the integrals of the reward rate until then."""
+
+
+class HeldField(HeldModel):
+    """One step of a fixed-step solver, its inner steps included, on state and reward integral together."""
+
+    members: Members
+    dynamics: AbstractField
+    setting: Fixed = eqx.field(static=True)
+
+    def step(
+        self,
+        states: Float[Array, "particle start observation"],
+        actions: Float[Array, "particle start action"],
+        seconds: float,
+        reward_rate: RewardRate,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, "particle start observation"], Float[Array, "particle start"]]:
+        limit = IMAGINED_LIMIT * self.dynamics.length_scales()
+
+        def one(member: Members, state: Array, action: Array) -> tuple[Array, Array]:
+            def field(_: float, extended: Array) -> Array:
+                observation = extended[:-1]
+                inside = jnp.all(jnp.abs(observation) < limit)
+                rate = self.dynamics.rate(member, jnp.where(inside, observation, 0.0), action)
+                return jnp.append(jnp.where(inside, rate, 0.0), reward_rate(observation, action))
+
+            extended = jnp.append(state, 0.0)
+            for _ in range(self.setting.inner_steps):
+                extended = explicit_step(self.setting.tableau, field, seconds / self.setting.inner_steps, extended)
+            return extended[:-1], extended[-1]
+
+        return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(self.members, states, actions)
+
+
+class HeldTransition(HeldModel):
+    """One transition; the reward rate is held over it as the action is."""
+
+    members: Members
+    dynamics: AbstractTransition
+    propagation: AbstractPropagation
+
+    def step(
+        self,
+        states: Float[Array, "particle start observation"],
+        actions: Float[Array, "particle start action"],
+        seconds: float,
+        reward_rate: RewardRate,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, "particle start observation"], Float[Array, "particle start"]]:
+        reward = seconds * jax.vmap(jax.vmap(reward_rate))(states, actions)
+        ahead = self.propagation.step(self.dynamics, self.members, states, actions, seconds, key=key)
+        inside = jnp.all(jnp.abs(ahead) < IMAGINED_LIMIT * self.dynamics.length_scales(), axis=-1, keepdims=True)
+        return jnp.where(inside, ahead, states), reward
+
+
+def held_model(settings: config.Agent, dynamics: AbstractDynamics, *, key: PRNGKeyArray) -> HeldField | HeldTransition:
+    """One particle per member; ``settings`` say which solver, and how transitions propagate."""
+    if isinstance(dynamics, AbstractTransition):
+        propagation = PROPAGATIONS[settings.propagation or dynamics.cloud().propagation]
+        members = propagation.members(dynamics, dynamics.member_count(), key=key)
+        return HeldTransition(members, dynamics, propagation)
+    assert isinstance(dynamics, AbstractField)
+    setting = named(settings.solver)
+    # Planning needs no more than imagining does with equal steps, and an adaptive one waits for its slowest lane.
+    fixed = setting if isinstance(setting, Fixed) else named("rk4")
+    assert isinstance(fixed, Fixed)
+    return HeldField(dynamics.draw(key=key), dynamics, fixed)

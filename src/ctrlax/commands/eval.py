@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json as json_text
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from ctrlax.commands.paths import check_writable
 from ctrlax.commands.train import console_for
 from ctrlax.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxtyping import PRNGKeyArray
+
+    from ctrlax.lab.evaluate import Evaluation
+    from ctrlax.lab.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +38,32 @@ class Eval:
     """Whose policy, of the run's seeds; the best one's if left out."""
     gif: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[PATH]")] = None
     """Write the first trial as a moving picture, here or as RUN/eval.gif."""
+    planner: Literal["cem"] | None = None
+    """Decide with a planner on the run's newest model in place of its policy."""
+    plan_horizon: float = 2.0
+    """Seconds the planner looks ahead."""
+    plan_interval: float = 0.1
+    """Seconds for which a decision is held, a multiple of 0.05."""
+    plan_population: int = 100
+    """Action sequences proposed in an iteration."""
+    plan_elites: int = 10
+    """The best of them, which the next ones are drawn around."""
+    plan_iterations: int = 3
+    """Iterations for a decision."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object last, for machines."""
 
     def run(self) -> None:
         self._check()
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the true world is solved on the host: no need to wake a GPU
+        if self.planner is None:  # the true world is solved on the host: no need to wake a GPU
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
         import jax
 
         from ctrlax.lab.run import Run
 
         run = Run(self.run_folder)
-        evaluation = run.evaluate(self.trials, self.seconds, key=jax.random.key(self.seed), seed=self.of_seed)
+        evaluation, speed = self._evaluated(run, jax.random.key(self.seed))
         picture = self._picture_path()
         if picture is not None:
             from ctrlax.world.render import write_gif
@@ -52,17 +72,39 @@ class Eval:
             write_gif(run.environment, seen.times[0], seen.states[0], seen.actions[0], picture)
         answer = {"reward": evaluation.reward, "solved": evaluation.solved, "trials": self.trials}
         if self.json:
+            if speed is not None:
+                print(f"{speed:.3g} decisions per second", file=sys.stderr)
             print(json_text.dumps(answer))
             return
         console = console_for(json=False)
         verdict = "[bold green]solved[/]" if evaluation.solved else "[bold yellow]not solved[/]"
         console.print(f"{verdict}: the goal is held in {evaluation.held.sum()} of {self.trials} trials")
         console.print(f"  reward rate    {evaluation.reward:.4g} over {self.seconds:g} s")
-        console.print(f"  policy         seed {run.best_seed if self.of_seed is None else self.of_seed}")
+        what = "policy " if speed is None else "planner"
+        console.print(f"  {what}        seed {run.best_seed if self.of_seed is None else self.of_seed}")
+        if speed is not None:
+            console.print(f"  speed          {speed:.3g} decisions per second")
         if picture is not None:
             console.print(f"  picture        {picture}", markup=False)
         else:
             console.print(f"  next           [bold]ctrlax eval {self.run_folder} --gif[/]")
+
+    def _evaluated(self, run: Run, key: PRNGKeyArray) -> tuple[Evaluation, float | None]:
+        """The trials and, of a planner, its decisions per second."""
+        if self.planner is None:
+            return run.evaluate(self.trials, self.seconds, key=key, seed=self.of_seed), None
+        from ctrlax.agent.plan import Cem
+
+        settings = Cem(
+            horizon=self.plan_horizon,
+            interval=self.plan_interval,
+            population=self.plan_population,
+            elites=self.plan_elites,
+            iterations=self.plan_iterations,
+            discount_time=run.config.agent.discount_time,
+        )
+        planned = run.evaluate_planned(settings, self.trials, self.seconds, key=key, seed=self.of_seed)
+        return planned.evaluation, planned.per_second
 
     def _check(self) -> None:
         if self.trials < 1:

@@ -1,8 +1,9 @@
 """Deep PILCO: one network with dropout as its posterior, rolled out as a cloud that is a Gaussian at every step.
 
 ``s_{i+1} = s_i + Delta``, ``Delta ~ N(f(s_i, a_i; W diag(z)), diag sigma^2)`` (Gal, McAllister and Rasmussen 2016):
-units in front of every layer but the first are kept with probability ``1 - p_l`` and divided by it. A member is one
-draw of all masks ``z``, fixed for as long as the member is. The rate is learned (`Model.dropout = None`) with the concrete
+units in
+front of every layer but the first are kept with probability ``1 - p_l`` and divided by it. A member is one draw of all
+masks ``z``, fixed for as long as the member is. The rate is learned (`Model.dropout = None`) with the concrete
 relaxation of Gal, Hron and Kendall (2017) at temperature 0.1::
 
     z = 1 - sigmoid((logit p + logit u) / 0.1),   u ~ U(0, 1)
