@@ -94,6 +94,7 @@ class Eval:
         if self.planner is None:
             return run.evaluate(self.trials, self.seconds, key=key, seed=self.of_seed), None
         from ctrlax.agent.plan import Cem
+        from ctrlax.lab.planned import evaluate_planner, planner_of
 
         settings = Cem(
             horizon=self.plan_horizon,
@@ -103,7 +104,8 @@ class Eval:
             iterations=self.plan_iterations,
             discount_time=run.config.agent.discount_time,
         )
-        planned = run.evaluate_planned(settings, self.trials, self.seconds, key=key, seed=self.of_seed)
+        planner = planner_of(run, settings, seed=self.of_seed)
+        planned = evaluate_planner(run.environment, planner, trials=self.trials, seconds=self.seconds, key=key)
         return planned.evaluation, planned.per_second
 
     def _check(self) -> None:

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ctrlax.agent.plan import Planner
+from ctrlax.agent.plan import Cem, Planner
+from ctrlax.agent.roll import held_model
 from ctrlax.errors import UserError
 from ctrlax.lab.evaluate import SAMPLE_STEP, Evaluation, held_trials
+from ctrlax.lab.run import Run
+from ctrlax.model.registry import makes_transitions
 from ctrlax.ode.randomness import host_generator
 from ctrlax.world.collect import Trajectory
 from ctrlax.world.environment import Environment
@@ -33,6 +36,21 @@ class Planned:
     @property
     def per_second(self) -> float:
         return self.decisions / self.seconds
+
+
+def planner_of(run: Run, settings: Cem, *, seed: int | None = None) -> Planner:
+    """The cross-entropy method on a seed's newest model, with the environment's own reward rate and bounds."""
+    environment, agent, step = run.environment, run.config.agent, run.config.sampling.dt
+    if makes_transitions(run.config.model.family) and abs(settings.interval - step) > 1e-9:
+        raise UserError(
+            f"the model {run.config.model.family} learned steps of {step} s and plans in these: a decision of "
+            f"{settings.interval} s is another step. Ask for {step} s."
+        )
+    lane = run.lane(seed)
+    dynamics = jax.tree.map(lambda leaf: jnp.asarray(leaf[lane]), run.state.fitting.learned.dynamics)
+    model = held_model(agent, dynamics, key=jax.random.key(0))
+    low, high = (jnp.asarray(each, jnp.float32) for each in (environment.action_low, environment.action_high))
+    return Planner(settings, model, environment.reward_rate, low, high)
 
 
 def evaluate_planner(

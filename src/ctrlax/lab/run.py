@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ctrlax.agent.plan import Cem, Planner
-from ctrlax.agent.roll import held_model
 from ctrlax.config import Config
 from ctrlax.errors import UserError
 from ctrlax.lab import checkpoint
@@ -29,11 +26,9 @@ from ctrlax.lab.fitted import FitRun, open_fit
 from ctrlax.lab.header import check_resumable, make_header
 from ctrlax.lab.keeper import FINISHED, Keeper, Show, silent
 from ctrlax.lab.phases import Laboratory
-from ctrlax.lab.planned import Planned, evaluate_planner
 from ctrlax.lab.record import Record
 from ctrlax.lab.state import FIT, IMPROVE, RunState, joined, take
 from ctrlax.model.dataset import Dataset, read
-from ctrlax.model.registry import makes_transitions
 from ctrlax.world.environment import Environment
 from ctrlax.world.load import make, names
 
@@ -81,10 +76,11 @@ class Run:
 
     def best_policy(self, seed: int | None = None) -> Callable[[Any], Any]:
         """The policy of a seed's best evaluation, as JAX knows it; of the best seed if none is named."""
-        lane = self._lane(seed)
+        lane = self.lane(seed)
         return jax.tree.map(lambda leaf: np.asarray(leaf[lane]), self.state.best_policy)
 
-    def _lane(self, seed: int | None) -> int:
+    def lane(self, seed: int | None) -> int:
+        """A seed's place among the run's; the best seed's if none is named."""
         seed = self.best_seed if seed is None else seed
         if seed not in self.seeds:
             raise UserError(f"this run has no seed {seed}; it has {', '.join(map(str, self.seeds))}.")
@@ -113,34 +109,6 @@ class Run:
         """Trials of a seed's policy in the true world, from the start distribution."""
         policy = jax.tree.map(_to_float64, self.best_policy(seed))
         return evaluate(self.environment, policy, trials=trials, seconds=seconds, key=key)
-
-    def planner(self, settings: Cem | None = None, seed: int | None = None) -> Planner:
-        """The cross-entropy method on a seed's newest model, with the environment's own reward rate and bounds."""
-        lane, settings = self._lane(seed), settings or Cem(discount_time=self.config.agent.discount_time)
-        step = self.config.sampling.dt
-        if makes_transitions(self.config.model.family) and abs(settings.interval - step) > 1e-9:
-            raise UserError(
-                f"the model {self.config.model.family} was trained with steps of {step} s and plans in these: a "
-                f"decision of {settings.interval} s is another step. Ask for {step}."
-            )
-        dynamics = jax.tree.map(lambda leaf: jnp.asarray(leaf[lane]), self.state.fitting.learned.dynamics)
-        model = held_model(self.config.agent, dynamics, key=jax.random.key(0))
-        low, high = (
-            jnp.asarray(each, jnp.float32) for each in (self.environment.action_low, self.environment.action_high)
-        )
-        return Planner(settings, model, self.environment.reward_rate, low, high)
-
-    def evaluate_planned(
-        self,
-        settings: Cem | None = None,
-        trials: int = 10,
-        seconds: float = 30.0,
-        *,
-        key: PRNGKeyArray,
-        seed: int | None = None,
-    ) -> Planned:
-        """Trials in the true world with a planner on the model in place of the policy."""
-        return evaluate_planner(self.environment, self.planner(settings, seed), trials=trials, seconds=seconds, key=key)
 
     def summary(self) -> dict[str, Any]:
         """What was achieved, one entry per seed."""
