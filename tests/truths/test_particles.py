@@ -76,14 +76,14 @@ def loss_of(family, propagation):
         )  # fmt: skip
         return improve.actor_loss(settings, critic, imagined, horizons, 0.8)
 
-    return jax.jit(loss), flat
+    return jax.jit(jax.value_and_grad(loss)), flat
 
 
 def disagreement(loss, flat, small=1e-5):
     """Relative difference between the gradient and central differences, along eight directions."""
-    gradient = jax.jit(jax.grad(loss))(flat)
+    gradient = loss(flat)[1]
     directions = jax.random.normal(jax.random.key(6), (8, flat.size), jnp.float64)
-    central = jnp.array([(loss(flat + small * d) - loss(flat - small * d)) / (2 * small) for d in directions])
+    central = jnp.array([(loss(flat + small * d)[0] - loss(flat - small * d)[0]) / (2 * small) for d in directions])
     return float(jnp.linalg.norm(directions @ gradient - central) / jnp.linalg.norm(central))
 
 
@@ -102,7 +102,7 @@ class ShuffledInPlace(AbstractPropagation):
         return states + change.mean + jnp.exp(0.5 * change.log_variance) * noise
 
 
-CASES = [("pets", "ts-inf"), ("pets", "ts1"), ("mpets", "ts1"), ("deep-pilco", "moments")]
+CASES = [("pets", "ts1"), ("mpets", "ts-inf"), ("deep-pilco", "moments")]
 
 
 @pytest.mark.parametrize(("family", "propagation"), CASES)

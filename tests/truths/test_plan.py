@@ -1,5 +1,7 @@
 """Planning where the best plan is known: a quadratic program, and actions on their bounds."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +92,9 @@ def test_bang_actions_are_found_on_their_bounds():
 
 
 def test_what_cannot_be_planned_is_refused():
-    for wrong in ({"elites": 400}, {"population": 0}, {"interval": 3.0}, {"momentum": 1.0}, {"horizon": -1.0}):
+    refused: list[dict[str, Any]] = [
+        {"elites": 400}, {"population": 0}, {"interval": 5.0}, {"momentum": 1.0}, {"horizon": -1.0},
+    ]  # fmt: skip
+    for wrong in refused:
         with pytest.raises(UserError):
-            planner(**wrong)
+            Cem(**wrong)
