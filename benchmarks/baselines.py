@@ -7,7 +7,7 @@ ten trials of 30 s, seed by seed; models that are planned with are trained with 
 
     PYTHONPATH=src python benchmarks/baselines.py pendulum --model pets --seeds 0:10 --rounds 50 --out FILE
     PYTHONPATH=src python benchmarks/baselines.py cartpole --model enode --seeds 0:5 --rounds 10 --plan --out FILE
-    PYTHONPATH=src python benchmarks/baselines.py pendulum --model pets --rounds 2 --folder RUN  # kept, and gone on with
+    PYTHONPATH=src python benchmarks/baselines.py pendulum --model pets --rounds 2 --folder RUN  # kept, gone on with
 
 Hours on two cores, minutes a round on a GPU: `docs/baselines.md` says what one round of one seed costs.
 """
@@ -74,7 +74,7 @@ def trained(options: argparse.Namespace, folder: Path) -> Run:
         settings["schedule__rounds_after_solved"] = options.rounds  # a model of the last round for every seed
     return train(
         options.environment, seeds=parse_seeds(options.seeds), preset=options.preset, out=folder,
-        budget=options.budget, **settings, **parse_settings(tuple(options.set)),
+        budget=options.budget, **{**settings, **dict[str, Any](parse_settings(tuple(options.set)))},
     )  # fmt: skip
 
 

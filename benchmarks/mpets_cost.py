@@ -2,9 +2,9 @@
 
 CartPole's sizes: ten networks of 3 x 200 ELU, inputs (5 observations, 1 action, the step), mean and bounded log
 variance of 5 differences, 32 transitions a network, Gaussian likelihood with the limits' penalty and weight decay,
-Adam. The PyTorch side is eager code with batched products (`torch.baddbmm`), the rows gathered from one table as ours are. The
-sides take turns; both use every core. Ours is `model.one_step`: its share of resampling and of the look at 256 held-out
-transitions after every 50 updates is in its time.
+Adam. The PyTorch side is eager code with batched products (`torch.baddbmm`), the rows gathered from one table as ours
+are. The sides take turns; both use every core. Ours is `model.one_step`: its share of resampling and of the look at 256
+held-out transitions after every 50 updates is in its time.
 
     PYTHONPATH=src python benchmarks/mpets_cost.py    # seconds; needs PyTorch; writes results/baselines/mpets_cost.json
 """
