@@ -17,6 +17,7 @@ from ctrlax.lab import phases
 from ctrlax.lab.phases import Laboratory
 from ctrlax.model import fit
 from ctrlax.model.full_loss import full_loss
+from ctrlax.model.training import WindowTraining
 from ctrlax.model.windows import Recording, newest
 from ctrlax.world.load import make
 
@@ -134,7 +135,7 @@ def test_matching_is_undone_where_the_loss_on_all_data_is_worse(begun, worse):
         after = eqx.tree_at(lambda fitting: fitting.learned, state.fitting, spoilt)
     else:
         fitting, _ = phases._fit_updates(
-            dataclasses.replace(laboratory.config.fit, matching_updates=30), True, 30, state.fitting, recordings,
+            WindowTraining(dataclasses.replace(laboratory.config.fit, matching_updates=30)), True, 30, state.fitting, recordings,
             jnp.ones(2),
         )  # fmt: skip
         after = fitting
