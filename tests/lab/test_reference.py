@@ -134,10 +134,8 @@ def test_matching_is_undone_where_the_loss_on_all_data_is_worse(begun, worse):
         spoilt = jax.tree.map(lambda leaf: leaf.at[1].multiply(5.0), before)
         after = eqx.tree_at(lambda fitting: fitting.learned, state.fitting, spoilt)
     else:
-        fitting, _ = phases._fit_updates(
-            WindowTraining(dataclasses.replace(laboratory.config.fit, matching_updates=30)), True, 30, state.fitting, recordings,
-            jnp.ones(2),
-        )  # fmt: skip
+        training = WindowTraining(dataclasses.replace(laboratory.config.fit, matching_updates=30))
+        fitting, _ = phases._fit_updates(training, True, 30, state.fitting, recordings, jnp.ones(2))
         after = fitting
     keys = jax.random.split(jax.random.key(0), 2)
 
