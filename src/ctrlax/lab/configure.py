@@ -160,7 +160,8 @@ def _tupled(value: Any) -> Any:
 
 def _value(name: str, given: Any, kind: Any) -> Any:
     """``given`` as the setting's type; text comes from a command line."""
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    union = typing.get_origin(kind) in (types.UnionType, typing.Union)  # Literal[..] | None is the latter
+    options = typing.get_args(kind) if union else (kind,)
     for option in options:
         fits, value = _as(option, given)
         if fits:
