@@ -93,10 +93,15 @@ def prepared(settings: config.OneStep, state: OneStepState, recording: Recording
     learners = state.trained.learner_count()
     place = jnp.broadcast_to(jnp.arange(rows), (learners, rows))
     if learners > 1:
-        place = jnp.floor(jax.random.uniform(draw_key, (learners, rows)) * count).astype(jnp.int32)
+        place = _places(jax.random.uniform(draw_key, (learners, rows)), count)
     resampled = order[jnp.minimum(held + place, rows - 1)]
     first = order[:HELD_MOST]
     return Material(data, resampled, count, first, jnp.arange(len(first)) < held, total)
+
+
+def _places(uniform: Float[Array, "*place"], count: Int[Array, ""]) -> Int[Array, "*place"]:
+    # A number just below one times a large count may round up to the count.
+    return jnp.minimum(jnp.floor(uniform * count).astype(jnp.int32), count - 1)
 
 
 def log_density(of: Gaussian, change: Float[Array, "*row observation"]) -> Float[Array, "*row"]:
@@ -140,7 +145,7 @@ def update(
     key, row_key, draw_key = jax.random.split(state.key, 3)
     members_each = state.trained.member_count() // state.trained.learner_count()
     table = jnp.repeat(seen.resampled, members_each, axis=0)
-    place = jnp.floor(jax.random.uniform(row_key, (len(table), settings.batch)) * seen.count).astype(jnp.int32)
+    place = _places(jax.random.uniform(row_key, (len(table), settings.batch)), seen.count)
     rows = jnp.take_along_axis(table, place, axis=1)
     trained, fixed = eqx.partition(state.trained, eqx.is_inexact_array)
 
