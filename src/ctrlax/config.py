@@ -118,6 +118,7 @@ class Agent:
     recent: int = 10  # trajectories that starts are drawn from
     start_from_exploring: bool = False  # exploring trajectories count among the recent ones
     imagined_starts: float = 0.0  # probability of a start from the update before's imagined states
+    fresh_starts: float = 0.0  # probability of a start from the system's start distribution instead
     actor_objective: Literal["horizon", "mean"] = "horizon"  # V^H, or the mean over the horizons
     propagation: Literal["ts1", "ts-inf", "moments"] | None = (
         None  # how transitions imagine: a member redrawn at every step, kept, or a matched Gaussian; None: their own
