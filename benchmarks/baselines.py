@@ -53,6 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = trained(options, options.folder or Path(place) / "run")
         result = {"settings": asked(options), "seconds": time.perf_counter() - began, "rows": rows_of(run)}
+        result["trained_at"] = run.header["commit"]  # of a run gone on with it may be another
         if options.plan:
             result["planned"] = planned(run, options)
     report(result)

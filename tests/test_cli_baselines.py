@@ -50,9 +50,6 @@ def test_modified_pets_is_trained_resumed_and_planned_with(tmp_path, capsys):
     assert code == 0
     assert list(json.loads(out)) == ["reward", "solved", "trials"]
     assert "decisions per second" in err
-    code, out, _ = ended(planned, capsys)
-    assert code == 0
-    assert "decisions per second" in out
     code, _, err = ended([*planned, "--plan-interval", "0.2"], capsys)
     assert code == 2
     assert "learned steps of 0.1 s" in err
