@@ -23,6 +23,7 @@ from ctrlax.commands.predict import Predict
 from ctrlax.commands.report import Report
 from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
+from ctrlax.commands.sweep import Sweep
 from ctrlax.commands.train import Train
 from ctrlax.errors import UserError
 from ctrlax.names import unknown_name
@@ -43,6 +44,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "resume": Resume,
     "eval": Eval,
+    "sweep": Sweep,
     "report": Report,
 }
 

@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -254,6 +255,19 @@ class Record:
             leftover.unlink()
         for path in self._damaged:
             os.replace(path, path.with_name(path.name + REFUSED))
+
+
+def wait_until_free(folder: Path, seconds: float = 60.0) -> None:
+    """Until no process writes the run in ``folder``, or for so long: one whose node is lost may not know it yet."""
+    path, end = folder / METRICS, time.monotonic() + seconds
+    while path.exists() and time.monotonic() < end:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.5)
+            else:
+                return
 
 
 def _plain(value: Any) -> Any:
