@@ -74,7 +74,7 @@ def export(run: Run, folder: Path) -> list[Known]:
     for number, policy in found:
         key, trial_key = jax.random.split(key)
         rounded = jax.tree.map(lambda leaf: np.asarray(leaf, np.float16).astype(np.float32), policy)
-        tried = evaluate(run.environment, _double(rounded), trials=TRIALS, seconds=SECONDS, key=trial_key)
+        tried = evaluate(run.environment, double(rounded), trials=TRIALS, seconds=SECONDS, key=trial_key)
         known.append(Known(rounded, number, tried.reward, int(tried.held.sum())))
     best = sorted(known, key=lambda each: (-each.held, -each.reward))[: KEEP[name]]
     kept = [each for each in known if each in best]
@@ -110,13 +110,14 @@ def test_set(environment: Environment, known: Sequence[Known]) -> Dataset:
     for one, key in zip(good, keys, strict=True):
         start_key, solve_key = jax.random.split(key)
         starts = environment.draw_starts(each, key=start_key)
-        seen = simulate(environment, _double(one.policy), times, key=solve_key, starts=starts)
+        seen = simulate(environment, double(one.policy), times, key=solve_key, starts=starts)
         logs += Dataset.from_trajectory(seen, environment).logs
     whole = Dataset.from_trajectory(seen, environment)
     return dataclasses.replace(whole, logs=tuple(logs[:TEST_ROLL_OUTS]))
 
 
-def _double(policy: Policy) -> Policy:
+def double(policy: Policy) -> Policy:
+    """In float64, as the true world is solved."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), policy)
 
 

@@ -270,23 +270,23 @@ def wait_until_free(folder: Path, seconds: float = 60.0) -> None:
                 return
 
 
-def _plain(value: Any) -> Any:
-    """``value`` as JSON knows it."""
+def plain(value: Any) -> Any:
+    """``value`` as JSON knows it; what is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if hasattr(value, "dtype"):
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     raise TypeError(f"expected numbers, strings, lists or dicts of them, got {value!r}")
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    return json.dumps(_plain(value), indent=indent, allow_nan=False).encode()
+    return json.dumps(plain(value), indent=indent, allow_nan=False).encode()
 
 
 def _cells(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

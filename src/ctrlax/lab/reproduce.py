@@ -1,0 +1,174 @@
+"""The figures of the text: which there are, the runs they need, and each one's record, picture and verdicts.
+
+A file in ``figures`` is a figure. It has ``TITLE`` and ``CAPTION``; ``wanted(scale)``, the runs it needs;
+``table(made)``, their reduction to plain rows; ``panels(rows)``, the drawing; ``claims(rows)``, the verdicts, from
+the rows alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ctrlax.errors import UserError
+from ctrlax.lab import policies
+from ctrlax.lab.checkpoint import write_aside
+from ctrlax.lab.claims import Claim
+from ctrlax.lab.gallery import Panel, Picture, keep
+from ctrlax.lab.header import make_header
+from ctrlax.lab.jobs import FAILED, Outcome, Watch, execute, unwatched
+from ctrlax.lab.record import plain
+from ctrlax.lab.run import Run
+from ctrlax.lab.scales import Made, Scale, Wanted
+from ctrlax.names import listed, module_of, unknown_name
+
+FIGURES = "lab/figures"
+POLICIES = "policies"  # what `reproduce` makes beside the figures
+ALL = "all"
+RECORD = "record.json"
+OUT = Path("runs/reproduce")
+
+
+class Figure(Protocol):
+    """What a file in ``figures`` provides."""
+
+    TITLE: str
+    CAPTION: str  # what the text shows, and what is shown here
+
+    def wanted(self, scale: Scale) -> list[Wanted]:
+        """The runs it needs at a scale; none for a figure of the true world alone."""
+        ...
+
+    def table(self, made: Made) -> list[dict[str, Any]]:
+        """Plain rows; whatever the picture and the claims say is in them."""
+        ...
+
+    def panels(self, rows: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
+        """The drawing."""
+        ...
+
+    def claims(self, rows: Sequence[dict[str, Any]]) -> list[Claim]:
+        """The verdicts."""
+        ...
+
+
+def figures() -> list[str]:
+    """Names of all figures."""
+    return listed(FIGURES)
+
+
+def figure(name: str) -> Figure:
+    """The figure of that name."""
+    if name not in figures():
+        raise unknown_name("figure", name, [*figures(), ALL, POLICIES])
+    return importlib.import_module(module_of(FIGURES, name))  # pyright: ignore[reportReturnType]
+
+
+def chosen(name: str) -> list[str]:
+    """The figures that a name on the command line stands for."""
+    return figures() if name == ALL else [] if name == POLICIES else [name] if figure(name) else []
+
+
+def reproduce(
+    names: Sequence[str],
+    scale: Scale,
+    root: Path,
+    *,
+    backend: str = "local",
+    watch: Watch = unwatched,
+    command: str = "",
+    **options: Any,
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Make figures: all their runs first, each once whoever asks for it, then every figure from what ended well."""
+    asked = {name: figure(name).wanted(scale) for name in names}
+    jobs = list({each.job.name: each.job for wanted in asked.values() for each in wanted if each.job}.values())
+    outcomes = execute(jobs, root, backend=backend, watch=watch, **options)
+    ended = {outcome.job.name: outcome for outcome in outcomes}
+    records = []
+    for name, wanted in asked.items():
+        records.append(_made(name, wanted, scale, root, ended, command or _command(name, scale)))
+    return records, outcomes
+
+
+def make_policies(
+    environments: Sequence[str],
+    root: Path,
+    folder: Path,
+    *,
+    backend: str = "local",
+    watch: Watch = unwatched,
+    **options: Any,
+) -> tuple[dict[str, list[policies.Known]], list[Outcome]]:
+    """The run in the true world of every environment, and its policies kept in ``folder``."""
+    outcomes = execute([policies.job(name) for name in environments], root, backend=backend, watch=watch, **options)
+    made = {}
+    for name, outcome in zip(environments, outcomes, strict=True):
+        if outcome.state != FAILED:
+            made[name] = policies.export(Run(outcome.folder), folder)
+    return made, outcomes
+
+
+def records_in(root: Path) -> list[dict[str, Any]]:
+    """The figures' records below a folder, in the order of `figures`, each with the ``folder`` it lies in."""
+    found = {}
+    for path in sorted(root.glob(f"*/{RECORD}")):
+        try:
+            told = json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"{path} is not what ctrlax wrote ({error}). Put the original back.") from None
+        if "figure" in told:
+            found[told["figure"]] = {**told, "folder": str(path.parent)}
+    return [found[name] for name in [*figures(), *sorted(set(found) - set(figures()))] if name in found]
+
+
+def _made(
+    name: str, wanted: Sequence[Wanted], scale: Scale, root: Path, ended: dict[str, Outcome], command: str
+) -> dict[str, Any]:
+    one, began = figure(name), time.perf_counter()
+    good = [(each, ended[each.job.name].folder) for each in wanted if each.job and ended[each.job.name].state != FAILED]
+    left_out = [{"what": each.named(), "why": each.why} for each in wanted if each.job is None]
+    left_out += [
+        {"what": each.named(), "why": ended[each.job.name].error or "failed"}
+        for each in wanted if each.job and ended[each.job.name].state == FAILED
+    ]  # fmt: skip
+    rows = plain(one.table(Made(scale, good, (root / POLICIES,))))
+    answers = [claim.as_dict() for claim in one.claims(rows)]
+    folder = root / name
+    note = _note(scale, good, left_out)
+    picture = Picture(name, one.TITLE, f"{one.CAPTION} {note}", one.panels(rows), note=note)
+    folder.mkdir(parents=True, exist_ok=True)
+    keep([picture], folder)
+    header = make_header("reproduce", {})
+    runs = [
+        {**each.labels, "name": path.name, "seeds": list(each.job.seeds) if each.job else []} for each, path in good
+    ]
+    told = {
+        "figure": name, "title": one.TITLE, "caption": one.CAPTION, "scale": scale.name, "note": note,
+        "command": command, "claims": answers, "left_out": left_out,
+        "runs": runs,
+        "seconds": round(time.perf_counter() - began, 1),
+        **{part: header[part] for part in ("versions", "hardware", "commit", "commit_modified", "created")},
+        "rows": rows,
+    }  # fmt: skip
+    write_aside(folder / RECORD, [json.dumps(plain(told), indent=1, allow_nan=False).encode(), b"\n"])
+    return {**told, "folder": str(folder)}
+
+
+def _note(scale: Scale, good: Sequence[tuple[Wanted, Path]], left_out: Sequence[dict[str, str]]) -> str:
+    seeds = sorted({len(each.job.seeds) for each, _ in good if each.job})
+    told = scale.told(max(seeds)) if seeds else f"scale {scale.name}, no training runs"
+    if len(seeds) > 1:
+        told += f" ({min(seeds)} where fewer are drawn)"
+    if left_out:
+        what = sorted({each["why"].split(" (", 1)[0] for each in left_out})
+        told += f". Left out: {'; '.join(what)}"
+    return told + "."
+
+
+def _command(name: str, scale: Scale) -> str:
+    return f"ctrlax reproduce {shlex.quote(name)} --scale {scale.name}"
