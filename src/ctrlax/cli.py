@@ -21,6 +21,7 @@ from ctrlax.commands.fit import Fit
 from ctrlax.commands.list import List
 from ctrlax.commands.predict import Predict
 from ctrlax.commands.report import Report
+from ctrlax.commands.reproduce import Reproduce
 from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
 from ctrlax.commands.sweep import Sweep
@@ -45,6 +46,7 @@ COMMANDS: dict[str, type[Command]] = {
     "resume": Resume,
     "eval": Eval,
     "sweep": Sweep,
+    "reproduce": Reproduce,
     "report": Report,
 }
 

@@ -23,6 +23,11 @@ class Cost:
     hours: float | None
     basis: str
 
+    def told(self) -> str:
+        """In words."""
+        hours = "unknown" if self.hours is None else f"{self.hours:.3g} H200-hours"
+        return f"{hours} ({self.basis})"
+
 
 def measured(folder: Path | None = None) -> dict[str, Any]:
     """The record of milliseconds per update and seed; empty where there is none."""

@@ -25,6 +25,7 @@ from ctrlax.lab.header import make_header
 from ctrlax.lab.jobs import Job
 from ctrlax.lab.run import Run
 from ctrlax.model.dataset import Dataset
+from ctrlax.names import unknown_name
 from ctrlax.world.collect import simulate
 from ctrlax.world.environment import Environment
 from ctrlax.world.grids import fixed_times
@@ -36,6 +37,10 @@ ROUNDS = {"cartpole": 20, "pendulum": 12, "acrobot": 20}
 UPDATES = {"cartpole": 150, "pendulum": 100, "acrobot": 150}
 KEEP = {"cartpole": 20, "pendulum": 4, "acrobot": 4}
 TEST_ROLL_OUTS, TEST_SECONDS, TEST_STEP = 10, 5.0, 0.1
+
+
+class MissingError(UserError):
+    """An environment has no kept policies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,14 @@ def job(environment: str) -> Job:
     )  # fmt: skip
 
 
+def check_environments(names: Sequence[str]) -> list[str]:
+    """Those that policies are made for, or a `UserError`."""
+    for name in names:
+        if name not in ROUNDS:
+            raise unknown_name("environment", name, ROUNDS)
+    return list(names)
+
+
 def export(run: Run, folder: Path) -> list[Known]:
     """Round the policies of a run, try them, and keep them as ``ENVIRONMENT.npz`` and ``.json`` in ``folder``."""
     name = run.header["configuration"]["environment"]
@@ -89,7 +102,7 @@ def read(environment: str, *folders: Path) -> list[Known]:
         path = folder / f"{environment}.npz"
         if path.exists():
             return _read(path)
-    raise UserError(
+    raise MissingError(
         f"No policies of {environment} in {' or '.join(str(folder) for folder in (*folders, *usual))}. "
         "Make them with `ctrlax reproduce policies`."
     )

@@ -17,14 +17,16 @@ from typing import Any, Protocol
 
 from ctrlax.errors import UserError
 from ctrlax.lab import policies
+from ctrlax.lab.board import words
 from ctrlax.lab.checkpoint import write_aside
 from ctrlax.lab.claims import Claim
+from ctrlax.lab.costs import measured, of_figure
 from ctrlax.lab.gallery import Panel, Picture, keep
 from ctrlax.lab.header import make_header
-from ctrlax.lab.jobs import FAILED, Outcome, Watch, execute, unwatched
+from ctrlax.lab.jobs import FAILED, RUNS, Outcome, Watch, execute, standing, unwatched
 from ctrlax.lab.record import plain
 from ctrlax.lab.run import Run
-from ctrlax.lab.scales import Made, Scale, Wanted
+from ctrlax.lab.scales import SCALES, Made, Scale, Wanted
 from ctrlax.names import listed, module_of, unknown_name
 
 FIGURES = "lab/figures"
@@ -111,6 +113,36 @@ def make_policies(
         if outcome.state != FAILED:
             made[name] = policies.export(Run(outcome.folder), folder)
     return made, outcomes
+
+
+def planned(names: Sequence[str], scale: Scale, root: Path) -> dict[str, Any]:
+    """Runs and what is there of each, and what the paper's scale costs; nothing is run."""
+    record, paper = measured(), SCALES["paper"]
+    told: dict[str, Any] = {}
+    for name in names:
+        asked = figure(name).wanted(scale)
+        runs = {each.job.name: each for each in asked if each.job}
+        told[name] = {
+            "runs": [
+                {"name": key, "what": each.named(), "state": words(standing(root / RUNS / key))}
+                for key, each in runs.items()
+            ],
+            "left_out": [{"what": each.named(), "why": each.why} for each in asked if each.job is None],
+            "cost": of_figure(figure(name).wanted(paper), record).told(),
+        }  # fmt: skip
+    every = [each for name in names for each in figure(name).wanted(paper)]
+    return {"figures": told, "cost": of_figure(every, record).told()}
+
+
+def verdict_lines(record: dict[str, Any]) -> list[str]:
+    """A line for every part of a claim."""
+    lines = []
+    for claim in record["claims"]:
+        value = "-" if claim["value"] is None else f"{claim['value']:.3g}"
+        between = "" if claim["interval"] is None else " [{:.3g}, {:.3g}]".format(*claim["interval"])
+        note = f" ({claim['note']})" if claim["note"] else ""
+        lines.append(f"claim {claim['number']}: {claim['verdict']}: {claim['measure']}: {value}{between}{note}")
+    return lines
 
 
 def records_in(root: Path) -> list[dict[str, Any]]:
