@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ctrlax.errors import UserError
 from ctrlax.lab import policies
@@ -36,6 +36,7 @@ RECORD = "record.json"
 OUT = Path("runs/reproduce")
 
 
+@runtime_checkable
 class Figure(Protocol):
     """What a file in ``figures`` provides."""
 
