@@ -1,11 +1,13 @@
 """Every backend found keeps the same promises: the same runs, the same records, nothing done twice."""
 
+import dataclasses
 import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from ctrlax.errors import UserError
 from ctrlax.lab.jobs import BACKENDS, Job, backend_named, execute
 from ctrlax.names import listed, summary_of
 
-TINY = {
+TINY: dict[str, Any] = {
     "model.family": "true", "model.structure": (), "agent.updates": 2, "agent.starts": 4, "agent.horizon": 0.2,
     "schedule.rounds": 2, "schedule.trials": 1, "schedule.trial_seconds": 0.5, "schedule.confirm": False,
 }  # fmt: skip
@@ -24,6 +26,7 @@ CLOCKS = ("wall_seconds",)
 PROGRAM = """
 import json, sys
 from pathlib import Path
+from typing import Any
 from ctrlax.lab.jobs import Job, execute
 backend, root, jobs = json.loads(sys.argv[1])
 jobs = [Job.from_dict(each) for each in jobs]
@@ -38,12 +41,13 @@ def rounds_of(folder):
     return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
 
 
-def jobs():
-    import dataclasses
-
-    good = [Job.of("pendulum", **TINY), Job.of("pendulum", **TINY | {"sampling.noise": 0.1})]
-    broken = Job.of("pendulum", **TINY | {"fit.window_points": 5, "agent.solver": "kvaerno5", "sampling.seconds": 1.0})
-    return [dataclasses.asdict(each) for each in (*good, broken)]
+def jobs(root):
+    """Two that can be done, and one whose folder is somebody else's."""
+    good = [Job.of("pendulum", **TINY), Job.of("pendulum", **{**TINY, "sampling.noise": 0.1})]
+    blocked = Job.of("pendulum", seeds=(1,), **TINY)
+    blocked.folder(root).mkdir(parents=True)
+    (blocked.folder(root) / "letters").write_text("not a run")
+    return [*good, blocked]
 
 
 @pytest.mark.parametrize("backend", listed(BACKENDS))
@@ -60,23 +64,24 @@ def test_says_what_it_is_and_refuses_what_it_does_not_know(backend):
 @pytest.fixture(scope="module")
 def locally(tmp_path_factory):
     root = tmp_path_factory.mktemp("local")
-    return [execute([Job.from_dict(each)], root)[0] for each in jobs()]
+    return root, execute(jobs(root), root)
 
 
 @pytest.mark.extras
 @pytest.mark.parametrize("backend", [name for name in listed(BACKENDS) if name != "local"])
 def test_gives_the_records_of_local_and_does_nothing_twice(backend, tmp_path, locally):
     pytest.importorskip(LIBRARY.get(backend, "ctrlax"))
-    told = json.dumps([backend, str(tmp_path), jobs()])
+    there, outcomes = locally
+    told = json.dumps([backend, str(tmp_path), [dataclasses.asdict(job) for job in jobs(tmp_path)]])
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, told], capture_output=True, text=True, check=False, env=environ, timeout=200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     first, again = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
-    assert [state for state, *_ in first] == [each.state for each in locally]
-    assert [reused for _, reused, *_ in again] == [each.state == "done" for each in locally]
-    for (state, _, error, folder), local in zip(first, locally, strict=True):
-        assert error == local.error
+    assert [state for state, *_ in first] == [each.state for each in outcomes] == ["done", "done", "failed"]
+    assert [reused for _, reused, *_ in again] == [True, True, False]
+    for (state, _, error, folder), local in zip(first, outcomes, strict=True):
+        assert error == (local.error and local.error.replace(str(there), str(tmp_path)))
         if state == "done":
             assert rounds_of(folder) == rounds_of(local.folder)

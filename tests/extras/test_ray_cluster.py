@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
 # Long enough to be killed in the middle: rounds are quick, and every one ends with a checkpoint.
-TINY = {
+TINY: dict[str, Any] = {
     "model.family": "true", "model.structure": (), "agent.updates": 2, "agent.starts": 4, "agent.horizon": 0.2,
     "schedule.rounds": 60, "schedule.trials": 1, "schedule.trial_seconds": 2.0, "schedule.confirm": False,
 }  # fmt: skip
@@ -20,6 +21,7 @@ CLOCKS = ("wall_seconds",)
 PROGRAM = """
 import json, os, sys, threading, time
 from pathlib import Path
+from typing import Any
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 from ray.cluster_utils import Cluster
@@ -78,7 +80,7 @@ def test_a_node_lost_costs_only_the_runs_on_it_and_no_number(tmp_path):
 
     from ctrlax.lab.jobs import Job, execute
 
-    jobs = [Job.of("pendulum", **TINY | {"sampling.noise": noise}) for noise in (0.0, 0.1, 0.2)]
+    jobs = [Job.of("pendulum", **{**TINY, "sampling.noise": noise}) for noise in (0.0, 0.1, 0.2)]
     for outcome, folder in zip(execute(jobs, tmp_path / "local"), told["folders"], strict=True):
         assert outcome.state == "done"
         found = rows_of(folder)

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-HOLDS, DOES_NOT, DEPENDS = "holds", "does not", "depends"
 Verdict = Literal["holds", "does not", "depends"]
+HOLDS: Verdict = "holds"
+DOES_NOT: Verdict = "does not"
+DEPENDS: Verdict = "depends"
 LEVEL = 0.95
 RESAMPLES = 4000
 
@@ -100,8 +102,8 @@ def unanswered(number: int, why: str) -> Claim:
 
 def together(parts: Sequence[Claim]) -> Verdict:
     """Of a claim in parts: all hold, none does, or it depends."""
-    verdicts = {part.verdict for part in parts}
-    return verdicts.pop() if len(verdicts) == 1 else DEPENDS
+    first = parts[0].verdict if parts else DEPENDS
+    return first if all(part.verdict == first for part in parts) else DEPENDS
 
 
 def _also(note: str, more: str) -> str:

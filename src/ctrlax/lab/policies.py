@@ -144,7 +144,7 @@ def _write(known: Sequence[Known], name: str, folder: Path, header: dict[str, An
         arrays[f"{place}.reach"] = np.asarray(each.policy.reach, np.float32)
         arrays[f"{place}.tried"] = np.array([each.round, each.held, each.reward], np.float64)
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
+    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
     folder.mkdir(parents=True, exist_ok=True)
     write_aside(folder / f"{name}.npz", [content.getvalue()])
     told = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ctrlax.errors import UserError
-from ctrlax.lab import policies
+from ctrlax.lab import findings, policies
 from ctrlax.lab.board import words
 from ctrlax.lab.checkpoint import write_aside
 from ctrlax.lab.claims import Claim
@@ -95,6 +95,7 @@ def reproduce(
     records = []
     for name, wanted in asked.items():
         records.append(_made(name, wanted, scale, root, ended, command or _command(name, scale)))
+    findings.write(root, records_in(root), paper_costs())
     return records, outcomes
 
 
@@ -114,6 +115,14 @@ def make_policies(
         if outcome.state != FAILED:
             made[name] = policies.export(Run(outcome.folder), folder)
     return made, outcomes
+
+
+def paper_costs() -> dict[str, str]:
+    """What every figure costs at the paper's scale, in words, and all of them, what they share done once."""
+    record, paper = measured(), SCALES["paper"]
+    asked = {name: figure(name).wanted(paper) for name in figures()}
+    told = {name: of_figure(wanted, record).told() for name, wanted in asked.items()}
+    return {**told, ALL: of_figure([each for wanted in asked.values() for each in wanted], record).told()}
 
 
 def planned(names: Sequence[str], scale: Scale, root: Path) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def rank_correlation(one: Sequence[float] | np.ndarray, other: Sequence[float] |
     good = np.isfinite(one) & np.isfinite(other)
     if good.sum() < 3 or np.ptp(one[good]) == 0 or np.ptp(other[good]) == 0:
         return float("nan")
-    ranks = [np.argsort(np.argsort(each[good])) for each in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(each[good])) for each in (one, other))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def prediction_of_reward(rows: Sequence[Row], error: str) -> Float[np.ndarray, " seed"]:

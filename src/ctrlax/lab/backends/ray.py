@@ -7,6 +7,7 @@ again on another from their checkpoints.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -138,7 +139,7 @@ def _connected(address: str | None) -> Any:
     except ImportError:
         raise UserError("The backend ray needs Ray: pip install 'ctrlax[ray]', or choose --backend local.") from None
     if address is None and not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     elif address is not None:
         _within(lambda: ray.init(address=address, ignore_reinit_error=True, log_to_driver=False), address)
     return ray

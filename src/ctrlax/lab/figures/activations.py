@@ -206,11 +206,12 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """Claim 12 in its three parts."""
     answers = []
-    for name, bound in (("relu", {"above": 2 * DISCOUNT_TIME}), ("tanh", {"below": 2 * DISCOUNT_TIME})):
+    bound = 2 * DISCOUNT_TIME
+    for name, above, below in (("relu", bound, None), ("tanh", None, bound)):
         own = [row for row in rows if row["kind"] == "critic" and row["activation"] == name and row["factor"] == FAR]
-        side = f"{'above' if name == 'relu' else 'below'} {2 * DISCOUNT_TIME:g}, twice the largest possible"
+        side = f"{'below' if above is None else 'above'} {bound:g}, twice the largest possible"
         measure = f"largest |value| of {name} critics at {FAR:g} times the data, {side}"
-        answers.append(judge(12, measure, column(own, "largest"), **bound))
+        answers.append(judge(12, measure, column(own, "largest"), above=above, below=below))
     unseen = [row for row in rows if row["kind"] == "dynamics" and row["where"] == "unseen"]
     errors = {name: column([row for row in unseen if row["activation"] == name], "error") for name in FIELDS}
     for other in ("relu", "tanh"):

@@ -103,7 +103,7 @@ def _steps(environment: str, model: str, rows: Sequence[Row]) -> list[Claim]:
         breaks = model == "mpets"
         side = f"above {DROP:g}" if breaks else f"below {DROP:g}"
         measure = f"reward lost from kappa {USUAL:g} s to the smallest, {model}, {grid}, {environment}, {side}"
-        answers.append(judge(9, measure, usual - small, **({"above": DROP} if breaks else {"below": DROP})))
+        answers.append(judge(9, measure, usual - small, above=DROP if breaks else None, below=None if breaks else DROP))
     return answers
 
 

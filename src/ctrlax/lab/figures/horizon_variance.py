@@ -106,7 +106,7 @@ def _trained(settings, scene: Scene, critic: Critic, updates: int, key: PRNGKeyA
     state = improve.begin(scene.policy, critic, scene.starts, keep=1, key=key)
 
     def step(state: improve.AgentState, _: None) -> tuple[improve.AgentState, None]:
-        after, _ = improve.agent_update(
+        after, _metrics = improve.agent_update(
             settings, scene.reward_rate, scene.dynamics, state, scene.starts, jnp.ones(()), jnp.ones(())
         )
         return eqx.tree_at(lambda each: each.policy, after, scene.policy), None

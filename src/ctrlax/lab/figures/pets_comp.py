@@ -28,7 +28,7 @@ TITLE = "Vanilla and modified PETS on regular and irregular steps"
 CAPTION = (
     "CartPole under smooth random actions, observed every 0.1 s or at steps uniform over (0, 0.2] s: the root mean "
     "square error of the members' mean one step ahead, in units of the root mean square change over a step, on the "
-    "training data and on unseen trajectories, against the updates of the fit. The text shows both errors over training."
+    "training data and on unseen trajectories, against the updates of the fit. The text shows both over training."
 )
 MODELS, GRIDS = ("pets", "mpets"), ("fixed", "uniform")
 STEP, POINTS = 0.1, 50

@@ -1,0 +1,115 @@
+"""Every figure found keeps the same promises, and all of them together run at the scale of a test."""
+
+import json
+import math
+
+import pytest
+
+from ctrlax.cli import main
+from ctrlax.errors import UserError
+from ctrlax.lab.claims import CLAIMS, DEPENDS, DOES_NOT, HOLDS, interval, judge, unanswered
+from ctrlax.lab.findings import ANSWERED_BY
+from ctrlax.lab.gallery import kept
+from ctrlax.lab.reproduce import FIGURES, Figure, figure, figures, records_in
+from ctrlax.lab.scales import SCALES
+from ctrlax.names import summary_of
+
+VERDICTS = {HOLDS, DOES_NOT, DEPENDS}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """`ctrlax reproduce all --scale smoke`, once for all figures."""
+    root = tmp_path_factory.mktemp("reproduce")
+    main(["reproduce", "all", "--scale", "smoke", "--out", str(root)])
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", figures())
+def test_a_figure_has_its_record_its_picture_and_its_verdicts(smoke, name):
+    (record,) = (each for each in records_in(smoke) if each["figure"] == name)
+    assert record["scale"] == "smoke"
+    assert record["command"] == f"ctrlax reproduce {name} --scale smoke"
+    assert {claim["verdict"] for claim in record["claims"]} <= VERDICTS
+    assert {claim["number"] for claim in record["claims"]} <= set(CLAIMS)
+    for claim in record["claims"]:
+        if claim["interval"] is None:
+            assert claim["verdict"] == DEPENDS  # one value decides nothing
+            assert claim["note"]
+        else:
+            low, high = claim["interval"]
+            assert low <= high
+    assert (smoke / name / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (smoke / name / f"{name}.svg").read_text()
+    (shown,) = kept(smoke / name)
+    assert record["note"] in shown.caption
+    rows, one = record["rows"], figure(name)
+    again = [claim.as_dict() for claim in one.claims(rows)]
+    assert json.loads(json.dumps(again, default=list)) == record["claims"]  # from the rows alone
+
+
+@pytest.mark.parametrize("name", figures())
+def test_a_figure_asks_for_runs_that_can_be_or_says_why_not(name):
+    one = figure(name)
+    assert isinstance(one, Figure)
+    assert summary_of(FIGURES, name)
+    for scale in SCALES.values():
+        for each in one.wanted(scale):
+            assert (each.job is None) == bool(each.why)
+            if each.job is not None:
+                assert each.job.configuration["schedule"]["rounds"] == scale.rounds
+
+
+def test_every_claim_has_a_figure_that_answers_it(smoke):
+    assert set(ANSWERED_BY) == set(CLAIMS)
+    assert {name for names in ANSWERED_BY.values() for name in names} == set(figures())
+    answered = {claim["number"] for record in records_in(smoke) for claim in record["claims"]}
+    assert answered == set(CLAIMS)
+    text = (smoke / "README.md").read_text()
+    assert all(f"## {number}. {said}" in text for number, said in CLAIMS.items())
+
+
+def test_what_is_there_is_used_and_the_page_shows_it(smoke, capsys):
+    before = {path: path.stat().st_mtime_ns for path in smoke.glob("runs/*/metrics.jsonl")}
+    assert before
+    main(["reproduce", "dyn", "--scale", "smoke", "--out", str(smoke), "--json"])
+    said = capsys.readouterr()
+    assert json.loads(said.out)["figures"][0]["figure"] == "dyn"
+    assert "was done before" in said.err
+    assert {path: path.stat().st_mtime_ns for path in smoke.glob("runs/*/metrics.jsonl")} == before
+    main(["report", str(smoke)])
+    page = (smoke / "report.html").read_text()
+    for name in figures():
+        assert figure(name).TITLE in page.replace("&#x27;", "'")
+    assert "What the text says" in page or "what the text says" in page
+
+
+def test_a_model_that_is_not_here_is_left_out_and_said(monkeypatch):
+    from ctrlax.lab import scales
+
+    monkeypatch.setattr(scales, "families", lambda: ["enode", "true"])
+    asked = figure("comparison5").wanted(SCALES["smoke"])
+    assert [each.labels["model"] for each in asked if each.job is None] == ["pets"]
+    assert "the model pets is not in this ctrlax" in asked[1].why
+
+
+def test_unknown_figures_are_answered_with_the_known_ones(capsys):
+    with pytest.raises(UserError, match="Did you mean 'ablations'"):
+        figure("ablation")
+    with pytest.raises(SystemExit):
+        main(["reproduce", "figg1"])
+    assert "Did you mean 'fig1'" in capsys.readouterr().err
+
+
+def test_verdicts_come_from_the_interval():
+    assert judge(1, "", [2.0, 2.1, 2.2, 1.9], above=1.0).verdict == HOLDS
+    assert judge(1, "", [2.0, 2.1, 2.2, 1.9], below=1.0).verdict == DOES_NOT
+    assert judge(1, "", [0.0, 2.0, 0.5, 1.6], above=1.0).verdict == DEPENDS
+    assert judge(1, "", [5.0], above=1.0).verdict == DEPENDS
+    assert judge(1, "", [math.inf, math.inf, 3.0], above=1.0, note="x").verdict == HOLDS
+    assert unanswered(1, "why").verdict == DEPENDS
+    low, high = interval([0.0, 1.0] * 50) or (math.nan, math.nan)
+    # The mean of a hundred fair coins: 0.5 +- 1.96 * 0.05.
+    assert (low, high) == pytest.approx((0.402, 0.598), abs=0.02)
+    assert interval([1.0]) is None
