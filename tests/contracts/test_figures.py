@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from ctrlax.cli import main
@@ -113,3 +114,25 @@ def test_verdicts_come_from_the_interval():
     # The mean of a hundred fair coins: 0.5 +- 1.96 * 0.05.
     assert (low, high) == pytest.approx((0.402, 0.598), abs=0.02)
     assert interval([1.0]) is None
+
+
+@pytest.mark.slow
+def test_policies_are_kept_small_and_read_as_they_were(smoke, tmp_path):
+    from ctrlax.lab import policies
+    from ctrlax.lab.run import Run
+
+    folder = next(path for path in (smoke / "runs").iterdir() if "enode" in path.name)
+    run = Run(folder)
+    assert [number for number, _ in run.snapshots()] == [1, 2]
+    kept = policies.export(run, tmp_path)
+    found = policies.read("pendulum", tmp_path)
+    assert [(each.round, each.reward, each.held) for each in found] == [(e.round, e.reward, e.held) for e in kept]
+    observation = np.array([0.3, -0.4, 1.0], np.float32)
+    for one, other in zip(kept, found, strict=True):
+        np.testing.assert_array_equal(one.policy(observation), other.policy(observation))
+    last = dict(run.snapshots())[2][run.seeds[0]][1]
+    np.testing.assert_allclose(last(observation), found[-1].policy(observation), atol=1e-2)  # half precision
+    assert (tmp_path / "pendulum.npz").stat().st_size < 250_000 * len(kept)
+    assert policies.solving(found)[0] in found  # none solves: the best, which says so
+    with pytest.raises(policies.MissingError, match="ctrlax reproduce policies"):
+        policies.read("nothing", tmp_path)
