@@ -12,7 +12,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-import ctrlax
 from ctrlax.agent.policy import HIDDEN as ACTOR_CRITIC
 from ctrlax.lab import policies
 from ctrlax.lab.claims import Claim, judge
@@ -24,6 +23,7 @@ from ctrlax.model.network import apply_layers, elu, init_layers
 from ctrlax.world.collect import Trajectory, random_controls, simulate
 from ctrlax.world.environment import Environment
 from ctrlax.world.grids import fixed_times
+from ctrlax.world.load import make
 
 TITLE = "Activations outside the data"
 CAPTION = (
@@ -50,7 +50,7 @@ def wanted(scale: Scale) -> list[Wanted]:
 def table(made: Made) -> list[Row]:
     """Rows of kind `critic`: largest value by factor; of kind `dynamics`: errors on seen and unseen roll-outs."""
     name, seeds, updates, roll_outs = SIZES[made.scale.name]
-    environment = ctrlax.make(name)
+    environment = make(name)
     known = policies.solving(policies.read(name, *made.policies))
     solved = _rolled(environment, policies.double(known[0].policy), roll_outs, 10.0)
     return [*_critics(environment, solved, seeds, updates), *_fields(environment, solved, seeds, updates)]

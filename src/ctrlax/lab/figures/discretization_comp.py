@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-import ctrlax
 from ctrlax.lab import policies
 from ctrlax.lab.claims import Claim, judge, unanswered
 from ctrlax.lab.gallery import COLORS, Panel
@@ -21,6 +20,7 @@ from ctrlax.ode.solvers import EULER, RK4, Tableau
 from ctrlax.world.collect import simulate
 from ctrlax.world.environment import Environment
 from ctrlax.world.grids import fixed_times
+from ctrlax.world.load import make
 
 TITLE = "Public discretisations of CartPole against the true path"
 CAPTION = (
@@ -66,7 +66,7 @@ def wanted(scale: Scale) -> list[Wanted]:
 
 def table(made: Made) -> list[Row]:
     """A row of kind `left` for every start, and of kind `path` for every time of the first start."""
-    environment = ctrlax.make("cartpole")
+    environment = make("cartpole")
     one = policies.solving(policies.read("cartpole", *made.policies))[-1]
     policy = policies.double(one.policy)
     starts = environment.draw_starts(STARTS[made.scale.name], key=jax.random.key(7))

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import ctrlax
 from ctrlax.lab import policies
 from ctrlax.lab.claims import Claim, judge
 from ctrlax.lab.gallery import COLORS, Panel
@@ -17,6 +16,7 @@ from ctrlax.lab.strokes import Row, column
 from ctrlax.world.collect import Trajectory, simulate
 from ctrlax.world.environment import Environment
 from ctrlax.world.grids import fixed_times
+from ctrlax.world.load import make
 
 TITLE = "One policy in continuous time and in discrete transitions"
 CAPTION = (
@@ -38,7 +38,7 @@ def wanted(scale: Scale) -> list[Wanted]:
 
 def table(made: Made) -> list[Row]:
     """Rows of kind `path` for the first start, of kind `reward` for two seconds from every start and later."""
-    environment = ctrlax.make("cartpole")
+    environment = make("cartpole")
     one = policies.solving(policies.read("cartpole", *made.policies))[-1]
     policy = policies.double(one.policy)
     starts = environment.draw_starts(STARTS[made.scale.name], key=jax.random.key(1))

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import ctrlax
 from ctrlax.lab import policies
 from ctrlax.lab.claims import Claim, judge
 from ctrlax.lab.gallery import Panel
@@ -17,6 +16,7 @@ from ctrlax.lab.strokes import Row, column, look, unique
 from ctrlax.ode.solvers import named
 from ctrlax.world.collect import simulate
 from ctrlax.world.grids import fixed_times
+from ctrlax.world.load import make
 
 TITLE = "Solver errors against integration time"
 CAPTION = (
@@ -42,7 +42,7 @@ def wanted(scale: Scale) -> list[Wanted]:
 def table(made: Made) -> list[Row]:
     """A row for every solver, policy and second: the mean error over starts, and over all times up to then."""
     count, starts, seconds = SIZES[made.scale.name]
-    environment = ctrlax.make("cartpole")
+    environment = make("cartpole")
     known = _some(policies.read("cartpole", *made.policies), count)
     solvers = [*ADAPTIVE, *FIXED] if not made.scale.smoke else ["dopri5", "rk4", "euler-10", "discrete"]
     times = fixed_times(STEP, seconds)

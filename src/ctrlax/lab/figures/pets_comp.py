@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-import ctrlax
 from ctrlax.lab.claims import Claim, judge, unanswered
 from ctrlax.lab.fitted import FitRun, fit
 from ctrlax.lab.forecast import SECTION, Stretches, roll
@@ -23,6 +22,7 @@ from ctrlax.model.windows import pack
 from ctrlax.ode.solvers import named
 from ctrlax.world.collect import random_controls, simulate
 from ctrlax.world.grids import draw_times
+from ctrlax.world.load import make
 
 TITLE = "Vanilla and modified PETS on regular and irregular steps"
 CAPTION = (
@@ -64,7 +64,7 @@ def table(made: Made) -> list[Row]:
 
 
 def _recorded(grid: str, count: int, number: int) -> Dataset:
-    environment = ctrlax.make("cartpole")
+    environment = make("cartpole")
     time_key, path_key, key = jax.random.split(jax.random.key(number), 3)
     times = draw_times(grid, STEP, POINTS, key=time_key, trajectories=count)
     seen = simulate(environment, random_controls(environment, times, key=path_key), times, key=key)
