@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrlax.config import Config
 from ctrlax.errors import UserError
+from ctrlax.lab.configure import settings_of
 from ctrlax.lab.jobs import Job
 from ctrlax.model.registry import families
 from ctrlax.names import unknown_name
@@ -41,7 +43,7 @@ class Scale:
 # So little is learned that nothing but the machinery is shown.
 _SMOKE = {
     "model.members": 2, "fit.matching_updates": 2, "fit.warmup_updates": 0, "fit.updates": 4, "fit.windows": 10,
-    "agent.updates": 4, "agent.starts": 8, "agent.horizons": 4, "schedule.trials": 2, "schedule.trial_seconds": 4.0,
+    "one_step.updates": 50, "agent.updates": 4, "agent.starts": 8, "agent.horizons": 4, "schedule.trials": 2, "schedule.trial_seconds": 4.0,
     "schedule.confirm": False,
 }  # fmt: skip
 SCALES = {
@@ -93,7 +95,9 @@ def wanted(
         "model.family": model, "schedule.rounds": scale.rounds, "schedule.rounds_after_solved": scale.rounds,
         "schedule.snapshots": True,
     }  # fmt: skip
-    asked = {**scale.settings, **fixed, **{name.replace("__", "."): value for name, value in settings.items()}}
+    known = {name for name, _ in settings_of(Config())}  # a model's own settings come with it
+    shared = {name: value for name, value in scale.settings.items() if name in known}
+    asked = {**shared, **fixed, **{name.replace("__", "."): value for name, value in settings.items()}}
     job = Job.of(environment, preset=scale.preset, seeds=range(scale.seeds if seeds is None else seeds), **asked)
     try:
         job.digest()
