@@ -43,7 +43,7 @@ class Scale:
 # So little is learned that nothing but the machinery is shown.
 _SMOKE = {
     "model.members": 2, "fit.matching_updates": 2, "fit.warmup_updates": 0, "fit.updates": 4, "fit.windows": 10,
-    "one_step.updates": 50, "agent.updates": 4, "agent.starts": 8, "agent.horizons": 4, "schedule.trials": 2,
+    "one_step.updates": 50, "agent.updates": 4, "agent.starts": 8, "schedule.trials": 2,
     "schedule.trial_seconds": 4.0, "schedule.confirm": False,
 }  # fmt: skip
 SCALES = {
