@@ -142,7 +142,7 @@ def _drawn(panels: Sequence[Panel], form: str, *, salt: str, note: str = "") -> 
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = 3 if len(panels) > 4 and len(panels) % 3 == 0 else min(2, len(panels))
+    columns = 3 if note and len(panels) % 3 == 0 else min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     # The salt makes the ids of an SVG a function of its content: the same records give the same bytes.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):

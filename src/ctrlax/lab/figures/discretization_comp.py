@@ -151,7 +151,8 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
             axes.set_title(title)
             axes.set_xlabel("time [s]")
             axes.set_ylabel(label)
-            axes.legend(fontsize=7)
+            if what == "theta":  # lines cross all of the other panel
+                axes.legend(fontsize=7, loc="center right")
 
         return draw
 
@@ -177,8 +178,8 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
         axes.set_title("Where: the true state as paths leave")
         axes.set_xlabel("cart position [m]")
         axes.set_ylabel("pole's angle from hanging [deg]")
-        axes.set_ylim(-5, 185)
-        axes.legend(fontsize=7)
+        axes.set_ylim(-5, 215)
+        axes.legend(fontsize=7, ncols=2, loc="upper center")
 
     return (
         over_time("theta", "Angle of the pole, one start", "theta [rad], hanging is pi"),

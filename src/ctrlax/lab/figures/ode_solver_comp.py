@@ -94,7 +94,8 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
             axes.set_xlabel("integration time [s]")
             axes.set_ylabel("distance from the true state")
             axes.set_title(f"{KINDS[solving].capitalize()} ({len(unique(mine, 'policy'))})")
-            axes.legend(fontsize=6.5, ncols=2, loc="lower right")
+            axes.set_ylim(top=1e5)  # room for the names above the lines
+            axes.legend(fontsize=6.5, ncols=4, loc="upper left")
 
         return draw
 
