@@ -156,7 +156,7 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
             axes.plot([place - 0.25, place + 0.25], [np.exp(np.log(own).mean())] * 2, color=style["color"])
         axes.axhline(1.0, color="0.5", linewidth=1, linestyle=":")
         axes.set_yscale("log")
-        axes.set_xticks(range(len(LAWS)), LAWS, fontsize=8)
+        axes.set_xticks(range(len(LAWS)), [law.replace("marginalised", "all h") for law in LAWS])
         axes.set_ylabel("variance, in that of h = 2")
         axes.set_title("Total variance of the gradient")
 
