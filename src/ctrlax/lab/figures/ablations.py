@@ -90,5 +90,5 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     return answers
 
 
-def _last(rows: Sequence[Row], varied: str, value: float) -> Any:
+def _last(rows: Sequence[Row], varied: str, value: float | int) -> Any:
     return rounds.last_rewards([row for row in rows if row["varied"] == varied and row[varied] == value], LAST)
