@@ -63,7 +63,8 @@ def interval(
         return None
     drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     found = statistic(values[drawn], axis=1)
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    # No interpolation: between infinities there is nothing.
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 

@@ -86,7 +86,7 @@ def export(run: Run, folder: Path) -> list[Known]:
     key, known = jax.random.key(len(found)), []
     for number, policy in found:
         key, trial_key = jax.random.split(key)
-        rounded = jax.tree.map(lambda leaf: np.asarray(leaf, np.float16).astype(np.float32), policy)
+        rounded = jax.tree.map(lambda leaf: _single(np.asarray(leaf, np.float16)), policy)
         tried = evaluate(run.environment, double(rounded), trials=TRIALS, seconds=SECONDS, key=trial_key)
         known.append(Known(rounded, number, tried.reward, int(tried.held.sum())))
     best = sorted(known, key=lambda each: (-each.held, -each.reward))[: KEEP[name]]

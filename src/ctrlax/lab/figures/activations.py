@@ -197,6 +197,7 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
                 )  # fmt: skip
         axes.set_yscale("log")
         axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
         axes.set_title("Dynamics: seen (open) and unseen paths")
         axes.set_ylabel("rms error [std of the seen rates]")
 

@@ -126,6 +126,7 @@ def integrated(
     """The paths of one discretisation, the action held over each of its steps, in float64 on the host."""
     count = round(SECONDS / way.step)
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        policy = jax.tree.map(jnp.asarray, policy)
 
         def step(state: Any, _: None) -> tuple[Any, Any]:
             action = environment.clip(policy(environment.observe(state)))
