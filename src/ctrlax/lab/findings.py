@@ -10,16 +10,14 @@ from ctrlax.lab.checkpoint import write_aside
 from ctrlax.lab.claims import CLAIMS, DEPENDS
 
 README = "README.md"
-# Which figures answer a claim, for what has no record yet.
-ANSWERED_BY = {
-    1: ("ode-solver-comp",), 2: ("discretization-comp",), 3: ("pets-comp",), 4: ("comparison5",), 5: ("comparison5",),
-    6: ("comparison5",), 7: ("ablations",), 8: ("ablations",), 9: ("comparison2",), 10: ("comparison2",),
-    11: ("comparison2",), 12: ("activations",), 13: ("dyn",), 14: ("ode-solver-comp",), 15: ("fig1", "acrobot"),
-    16: ("horizon-variance",),
-}  # fmt: skip
 
 
-def write(root: Path, records: Sequence[Mapping[str, Any]], costs: Mapping[str, str]) -> Path:
+def write(
+    root: Path,
+    records: Sequence[Mapping[str, Any]],
+    answered_by: Mapping[int, Sequence[str]],
+    costs: Mapping[str, str],
+) -> Path:
     """Write ``ROOT/README.md``; ``costs`` say for every figure what the paper's scale costs."""
     lines = [
         "# The text's sixteen claims",
@@ -35,10 +33,10 @@ def write(root: Path, records: Sequence[Mapping[str, Any]], costs: Mapping[str, 
     for number, text in CLAIMS.items():
         parts = _parts(records, number)
         said = _overall(parts) if parts else "not run yet"
-        figures = ", ".join(ANSWERED_BY[number])
+        figures = ", ".join(answered_by[number])
         lines.append(f"| {number} | {text} | {said} | {figures} |")
     for number, text in CLAIMS.items():
-        lines += ["", f"## {number}. {text}", "", *_section(records, costs, number)]
+        lines += ["", f"## {number}. {text}", "", *_section(records, answered_by[number], costs, number)]
     lines += ["", "## What the paper's scale costs", "", "| figure | on one H200 |", "|---|---|"]
     lines += [f"| {figure} | {cost} |" for figure, cost in costs.items()]
     path = root / README
@@ -60,7 +58,9 @@ def _overall(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> st
     return f"{verdict} ({scales}{', in part' if unmeasured else ''})"
 
 
-def _section(records: Sequence[Mapping[str, Any]], costs: Mapping[str, str], number: int) -> list[str]:
+def _section(
+    records: Sequence[Mapping[str, Any]], figures: Sequence[str], costs: Mapping[str, str], number: int
+) -> list[str]:
     parts = _parts(records, number)
     lines = []
     if parts:
@@ -73,7 +73,7 @@ def _section(records: Sequence[Mapping[str, Any]], costs: Mapping[str, str], num
             f"| {claim['verdict']} | {measure} | {value} | {between} | {claim['count']} | {record['figure']} |"
         )
     there = {record["figure"]: record for record in records}
-    for figure in ANSWERED_BY[number]:
+    for figure in figures:
         if figure in there:
             lines += ["", f"`{there[figure]['command']}`, {there[figure]['note']}"]
         else:

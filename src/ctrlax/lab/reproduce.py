@@ -1,8 +1,8 @@
 """The figures of the text: which there are, the runs they need, and each one's record, picture and verdicts.
 
-A file in ``figures`` is a figure. It has ``TITLE`` and ``CAPTION``; ``wanted(scale)``, the runs it needs;
-``table(made)``, their reduction to plain rows; ``panels(rows)``, the drawing; ``claims(rows)``, the verdicts, from
-the rows alone.
+A file in ``figures`` is a figure. It has ``TITLE``, ``CAPTION`` and ``ANSWERS``, the claims it is about;
+``wanted(scale)``, the runs it needs; ``table(made)``, their reduction to plain rows; ``panels(rows)``, the drawing;
+``claims(rows)``, the verdicts, from the rows alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ctrlax.errors import UserError
 from ctrlax.lab import findings, policies
 from ctrlax.lab.board import words
 from ctrlax.lab.checkpoint import write_aside
-from ctrlax.lab.claims import Claim
+from ctrlax.lab.claims import CLAIMS, Claim
 from ctrlax.lab.costs import measured, of_figure
 from ctrlax.lab.gallery import Panel, Picture, keep
 from ctrlax.lab.header import make_header
@@ -40,6 +40,7 @@ OUT = Path("runs/reproduce")
 class Figure(Protocol):
     """What a file in ``figures`` provides."""
 
+    ANSWERS: tuple[int, ...]  # the claims on which it gives verdicts
     TITLE: str
     CAPTION: str  # what the text shows, and what is shown here
 
@@ -95,7 +96,7 @@ def reproduce(
     records = []
     for name, wanted in asked.items():
         records.append(_made(name, wanted, scale, root, ended, command or _command(name, scale)))
-    findings.write(root, records_in(root), paper_costs())
+    findings.write(root, records_in(root), answered_by(), paper_costs())
     return records, outcomes
 
 
@@ -115,6 +116,12 @@ def make_policies(
         if outcome.state != FAILED:
             made[name] = policies.export(Run(outcome.folder), folder)
     return made, outcomes
+
+
+def answered_by() -> dict[int, list[str]]:
+    """The figures that answer each claim."""
+    answers = {name: figure(name).ANSWERS for name in figures()}
+    return {number: [name for name in answers if number in answers[name]] for number in CLAIMS}
 
 
 def paper_costs() -> dict[str, str]:

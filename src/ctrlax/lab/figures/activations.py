@@ -25,6 +25,7 @@ from ctrlax.world.environment import Environment
 from ctrlax.world.grids import fixed_times
 from ctrlax.world.load import make
 
+ANSWERS = (12,)  # claims
 TITLE = "Activations outside the data"
 CAPTION = (
     "Left: critics (2 x 200) regressed on discounted returns of a solving policy along its own roll-outs, then asked "
