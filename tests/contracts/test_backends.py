@@ -61,6 +61,13 @@ def test_says_what_it_is_and_refuses_what_it_does_not_know(backend):
         execute([Job.of("pendulum", **TINY)], Path("nowhere"), backend=backend, workers=0)
 
 
+@pytest.mark.extras
+def test_a_cluster_that_does_not_answer_is_told_at_once():
+    pytest.importorskip("ray")
+    with pytest.raises(UserError, match="no Ray cluster answers"):
+        execute([Job.of("pendulum", **TINY)], Path("nowhere"), backend="ray", address="127.0.0.1:1")
+
+
 @pytest.fixture(scope="module")
 def locally(tmp_path_factory):
     root = tmp_path_factory.mktemp("local")

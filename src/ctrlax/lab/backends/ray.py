@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import time
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ctrlax.lab.keeper import SAVE_EVERY
 from ctrlax.lab.record import wait_until_free
 
 MOST_LOSSES = 5  # of one run without an end: then it is the run that brings its nodes down
+PATIENCE = 10.0  # s, for a cluster to answer
 LOOK = 0.5  # s, between two looks at the tasks
 PASSED_ON = ("JAX_", "XLA_", "EQX_", "CTRLAX_", "TF_")  # beginnings of variables that a task sees as this process does
 
@@ -39,11 +40,11 @@ def execute(
         raise UserError(f"--workers is {workers}, expected one or more.")
     if cpus <= 0 or (gpus is not None and gpus < 0):
         raise UserError(f"--cpus is {cpus} and --gpus {gpus}, expected more than zero, and zero or more.")
-    ray = _connected(address)
+    ray, ours = _connected(address)
     try:
         return _Tasks(ray, root.absolute(), watch, _resources(ray, cpus, gpus)).all(jobs, workers or len(jobs))
     finally:
-        if address is None:
+        if ours:
             ray.shutdown()
 
 
@@ -131,30 +132,35 @@ def _performed(job: dict[str, Any], root: str, here: str, again: bool) -> dict[s
     return fields | {"folder": str(outcome.folder)}
 
 
-def _connected(address: str | None) -> Any:
+def _connected(address: str | None) -> tuple[Any, bool]:
+    """Ray, and whether it was started here and is to be shut down again; a session that is open is used."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
         raise UserError("The backend ray needs Ray: pip install 'ctrlax[ray]', or choose --backend local.") from None
-    if address is None and not ray.is_initialized():
+    if ray.is_initialized():
+        return ray, False
+    if address is None:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    elif address is not None:
-        _within(lambda: ray.init(address=address, ignore_reinit_error=True, log_to_driver=False), address)
-    return ray
+    else:
+        try:
+            _reach(address)  # Ray itself would try for two minutes
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            said = str(error).split("\n", 1)[0]
+            raise UserError(
+                f"--address {address}: no Ray cluster answers ({said}). Start one with `ray start --head`, and give "
+                "its address as HOST:6379; auto finds one on this machine."
+            ) from error
+    return ray, True
 
 
-def _within(connect: Callable[[], Any], address: str) -> None:
-    begun = time.monotonic()
-    try:
-        connect()
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        said = str(error).split("\n", 1)[0]
-        raise UserError(
-            f"--address {address}: no Ray cluster answered after {time.monotonic() - begun:.0f} s ({said}). "
-            "Start one with `ray start --head`, and give its address; auto finds one on this machine."
-        ) from error
+def _reach(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
 def _resources(ray: Any, cpus: float, gpus: float | None) -> dict[str, float]:
