@@ -72,7 +72,7 @@ def of_figure(wanted: Sequence[Wanted], record: dict[str, Any]) -> Cost:
     basis = "; ".join(dict.fromkeys(part for cost in costs for part in cost.basis.split("; ")))
     if left_out:
         basis += f"; {left_out} runs of models that are not here are not counted"
-    return Cost(sum(cost.hours for cost in costs if cost.hours is not None), basis or "no training runs")
+    return Cost(sum((cost.hours for cost in costs if cost.hours is not None), 0.0), basis or "no training runs")
 
 
 def _windows(job: Job) -> float:
