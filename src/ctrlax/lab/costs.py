@@ -37,18 +37,22 @@ def measured(folder: Path | None = None) -> dict[str, Any]:
     return {}
 
 
-def of_job(job: Job, record: dict[str, Any]) -> Cost:
-    """Rounds times updates times seeds; compiling, gradient matching, trials and data are not counted."""
+def of_job(job: Job, record: dict[str, Any], solver: str | None = None) -> Cost:
+    """Rounds times updates times seeds; compiling, gradient matching, trials and data are not counted.
+
+    With ``solver`` as if windows and imagination were solved by that one.
+    """
     wanted = job.configuration
     fit, agent, model, schedule = (wanted[name] for name in ("fit", "agent", "model", "schedule"))
-    dynamics = record.get(f"dynamics {fit['solver']}", {}).get("median_ms")
-    improving = record.get(f"agent {agent['members_per_start']} members, {agent['solver']}", {}).get("median_ms")
+    windows, ahead = solver or fit["solver"], solver or agent["solver"]
+    dynamics = record.get(f"dynamics {windows}", {}).get("median_ms")
+    improving = record.get(f"agent {agent['members_per_start']} members, {ahead}", {}).get("median_ms")
     basis = "measured updates"
     if improving is None and agent["members_per_start"] == "one":
-        improving = record.get(f"agent all members, {agent['solver']}", {}).get("median_ms")
+        improving = record.get(f"agent all members, {ahead}", {}).get("median_ms")
         basis = "measured updates; an upper bound, since one member per start costs less than all"
     if dynamics is None or improving is None:
-        return Cost(None, f"no record of {fit['solver']} and {agent['solver']} updates")
+        return Cost(None, f"no record of {windows} and {ahead} updates")
     if model["family"] != "enode":
         basis += f"; {model['family']} counted as ENODE"
     learns = model["family"] != "true"
@@ -61,18 +65,19 @@ def of_job(job: Job, record: dict[str, Any]) -> Cost:
     return Cost(rounds * a_round * seeds / 3.6e6, basis)
 
 
-def of_figure(wanted: Sequence[Wanted], record: dict[str, Any]) -> Cost:
+def of_figure(wanted: Sequence[Wanted], record: dict[str, Any], solver: str | None = None) -> Cost:
     """All runs of a figure, each once; models that are left out are not counted."""
     jobs = {each.job.name: each.job for each in wanted if each.job}
-    costs = [of_job(job, record) for job in jobs.values()]
+    costs = [of_job(job, record, solver) for job in jobs.values()]
     missing = [cost.basis for cost in costs if cost.hours is None]
     if missing:
         return Cost(None, missing[0])
     left_out = sum(each.job is None for each in wanted)
-    basis = "; ".join(dict.fromkeys(part for cost in costs for part in cost.basis.split("; ")))
+    basis = [part for cost in costs for part in cost.basis.split("; ")] or ["no training runs"]
     if left_out:
-        basis += f"; {left_out} runs of models that are not here are not counted"
-    return Cost(sum((cost.hours for cost in costs if cost.hours is not None), 0.0), basis or "no training runs")
+        basis.append(f"{left_out} runs of models that are not here are not counted")
+    hours = sum((cost.hours for cost in costs if cost.hours is not None), 0.0)
+    return Cost(hours, "; ".join(dict.fromkeys(basis)))
 
 
 def _windows(job: Job) -> float:

@@ -39,6 +39,10 @@ def write(
         lines += ["", f"## {number}. {text}", "", *_section(records, answered_by[number], costs, number)]
     lines += ["", "## What the paper's scale costs", "", "| figure | on one H200 |", "|---|---|"]
     lines += [f"| {figure} | {cost} |" for figure, cost in costs.items()]
+    lines += [
+        "",
+        "What two figures share is done once in `all`. Compiling, gradient matching, trials and data are not counted.",
+    ]
     path = root / README
     write_aside(path, ["\n".join(lines).encode(), b"\n"])
     return path
