@@ -186,7 +186,7 @@ def panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
         axes.set_title("Where: the true state as paths leave")
         axes.set_xlabel("cart position [m]")
         axes.set_ylabel("pole's angle from hanging [deg]")
-        axes.set_ylim(-5, 215)
+        axes.set_ylim(-5, 245)
         axes.legend(fontsize=7, ncols=2, loc="upper center")
 
     return (
