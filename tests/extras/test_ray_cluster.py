@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.extras, pytest.mark.slow]
 # Long enough to be killed in the middle: rounds are quick, and every one ends with a checkpoint.
 TINY: dict[str, Any] = {
     "model.family": "true", "model.structure": (), "agent.updates": 2, "agent.starts": 4, "agent.horizon": 0.2,
-    "schedule.rounds": 60, "schedule.trials": 1, "schedule.trial_seconds": 2.0, "schedule.confirm": False,
+    "schedule.rounds": 40, "schedule.trials": 1, "schedule.trial_seconds": 2.0, "schedule.confirm": False,
 }  # fmt: skip
 CLOCKS = ("wall_seconds",)
 
