@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ def write(
     ]
     for number, text in CLAIMS.items():
         parts = _parts(records, number)
-        said = _overall(parts) if parts else "not run yet"
+        absent = set(answered_by[number]) - {record["figure"] for record, _ in parts}
+        said = _overall(parts, absent) if parts else "not run yet"
         figures = ", ".join(answered_by[number])
         lines.append(f"| {number} | {text} | {said} | {figures} |")
     for number, text in CLAIMS.items():
@@ -52,9 +53,9 @@ def _parts(records: Sequence[Mapping[str, Any]], number: int) -> list[tuple[Mapp
     return [(record, claim) for record in records for claim in record["claims"] if claim["number"] == number]
 
 
-def _overall(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def _overall(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], absent: Collection[str]) -> str:
     measured = {claim["verdict"] for _, claim in parts if claim["value"] is not None}
-    unmeasured = any(claim["value"] is None for _, claim in parts)
+    unmeasured = bool(absent) or any(claim["value"] is None for _, claim in parts)
     scales = "/".join(sorted({record["scale"] for record, _ in parts}))
     if not measured:
         return f"not answered at scale {scales}"
@@ -72,7 +73,7 @@ def _section(
     for record, claim in parts:
         value = "-" if claim["value"] is None else f"{claim['value']:.3g}"
         between = "-" if claim["interval"] is None else "{:.3g} to {:.3g}".format(*claim["interval"])
-        measure = claim["measure"] + (f" ({claim['note']})" if claim["note"] else "")
+        measure = (claim["measure"] + (f" ({claim['note']})" if claim["note"] else "")).replace("|", "\\|")
         lines.append(
             f"| {claim['verdict']} | {measure} | {value} | {between} | {claim['count']} | {record['figure']} |"
         )

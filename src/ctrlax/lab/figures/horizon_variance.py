@@ -34,8 +34,8 @@ CAPTION = (
     "The critic's loss in the true world, a hundred starts per update drawn from roll-outs of the policy: the total "
     "variance of its gradient over draws of starts and horizons, with h ~ U[0, H] in twenty strata (marginalised), "
     "with one draw of h per update, and with h fixed, each divided by that of h fixed at H = 2 s. One point per "
-    "policy, from first rounds to solving ones, each with a critic trained on it by the marginalised loss. The text "
-    "names lower variance as the reason, without a picture."
+    "policy, from first rounds to solving ones, each with a critic trained on it by the marginalised loss. The "
+    "policies are those of one run's rounds. The text names lower variance as the reason, without a picture."
 )
 LAWS = ("marginalised", "one draw", "h = 0.5", "h = 1", "h = 2")
 HORIZON = 2.0

@@ -24,7 +24,8 @@ CAPTION = (
     "CartPole from its start distribution under policies that solve it and policies that do not, closed loop: the mean "
     "distance of the state from the true one (RK 7(8), rtol 1e-10) at the same time. Fixed-step solvers take their "
     "steps within observation intervals of 0.1 s; adaptive ones have rtol 1e-6 and atol 1e-8, and dopri5 also the 1e-3 "
-    "and 1e-6 of learned models. The text shows one such picture for twenty policies."
+    "and 1e-6 of learned models. The policies are those of one run's rounds, so "
+    "intervals over them speak of these. The text shows one such picture for twenty policies."
 )
 STEP = 0.1
 ADAPTIVE = {"dopri5": (1e-6, 1e-8), "bosh3": (1e-6, 1e-8), "heun": (1e-6, 1e-8), "dopri5, model": (1e-3, 1e-6)}
