@@ -20,7 +20,7 @@ from ctrlax.lab.record import HEADER
 from ctrlax.lab.report import REPORT, Achieved, achieved
 from ctrlax.lab.reproduce import records_in
 from ctrlax.lab.run import Run
-from ctrlax.lab.strokes import band, look
+from ctrlax.lab.strokes import band, look, whole_numbers
 from ctrlax.lab.sweep import PLAN, plan
 
 MOST_LINES = 12  # runs in one panel: more are not told apart
@@ -162,6 +162,7 @@ def _rewards(told: Sequence[Told]) -> Panel:
         axes.set_xlabel("round")
         axes.set_ylabel("mean reward rate")
         axes.set_title("Reward over rounds")
+        whole_numbers(axes, max(row["round"] for each in told for row in each.rows))
         axes.legend(fontsize=6.5, loc="best")
 
     return draw
