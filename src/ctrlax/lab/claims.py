@@ -15,6 +15,7 @@ DOES_NOT: Verdict = "does not"
 DEPENDS: Verdict = "depends"
 LEVEL = 0.95
 RESAMPLES = 4000
+LARGE = 1e12  # what an infinite value counts as: larger than any measure, and a number
 
 # SPEC 3, in our words; the number is the claim's.
 CLAIMS = {
@@ -63,8 +64,7 @@ def interval(
         return None
     drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     found = statistic(values[drawn], axis=1)
-    # No interpolation: between infinities there is nothing.
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -80,10 +80,10 @@ def judge(
 ) -> Claim:
     """Holds where the whole interval lies ``above`` or ``below`` the bound, does not where none of it; else depends.
 
-    Values that are not finite are counted as they are: an infinite error is an error.
+    Missing values (NaN) are left out; an infinite error is an error and counts as `LARGE`.
     """
     values = np.asarray(values, np.float64)
-    values = values[~np.isnan(values)]
+    values = np.clip(values[~np.isnan(values)], -LARGE, LARGE)
     if len(values) == 0:
         return Claim(number, DEPENDS, measure, None, None, 0, note or "no values")
     middle, found = float(statistic(values, axis=0)), interval(values, statistic)
