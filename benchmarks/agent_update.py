@@ -53,7 +53,7 @@ def batches(laboratory: Laboratory, state: RunState, count: int = UPDATES) -> li
     for _ in range(count):
         key, horizon_key, start_key, _ = jax.random.split(key, 4)
         settings = laboratory.config.agent
-        begins = improve._draw_begins(settings, first_seed(state.agent), starts, key=start_key)
+        begins = improve.draw_begins(settings, first_seed(state.agent), starts, None, key=start_key)
         drawn.append((begins, improve.draw_horizons(settings, key=horizon_key)))
     return drawn
 

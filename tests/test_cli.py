@@ -234,7 +234,10 @@ def test_our_mistake_ends_with_1_and_shows_itself_on_request(run, monkeypatch):
 def test_ctrl_c_ends_with_130(tmp_path):
     slow = tmp_path / "slow.py"
     slow.write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    # Tests started in a script's background inherit Ctrl-C ignored, and would hand that on.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = process("simulate", slow)
+    signal.signal(signal.SIGINT, before)
     assert running.stdout is not None
     assert running.stdout.readline() == "here\n"
     running.send_signal(signal.SIGINT)

@@ -103,6 +103,7 @@ class Agent:
     recent: int = 10  # trajectories that starts are drawn from
     start_from_exploring: bool = False  # exploring trajectories count among the recent ones
     imagined_starts: float = 0.0  # probability of a start from the update before's imagined states
+    fresh_starts: float = 0.0  # probability of a start from the system's start distribution instead
     actor_objective: Literal["horizon", "mean"] = "horizon"  # V^H, or the mean over the horizons
     bootstrap_ramp: int = 0  # rounds over which the critic's weight in the actor loss rises; 0: full from the start
 

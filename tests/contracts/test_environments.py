@@ -144,6 +144,20 @@ def test_starts_are_in_the_box_and_follow_from_the_key(environment):
     assert np.any(starts != environment.draw_starts(SAMPLES, key=jax.random.key(1)))
 
 
+def test_begin_observations_are_observed_starts(environment):
+    draw = jax.jit(environment.begin_observations, static_argnums=0)
+    seen = draw(SAMPLES, jax.random.key(0))
+    assert seen.dtype == np.float32
+    back = np.asarray(jax.vmap(environment.restore)(seen), np.float64)
+    low, high = np.asarray(environment.start_low), np.asarray(environment.start_high)
+    turns = np.array([2 * np.pi if name in environment.angles else 0.0 for name in environment.state_names])
+    inside = [np.all((back + k * turns > low - 1e-5) & (back + k * turns < high + 1e-5), axis=1) for k in (-1, 0, 1)]
+    assert np.all(np.any(inside, axis=0))
+    spread = np.std(np.asarray(draw(SAMPLES, jax.random.key(1))), axis=0)
+    assert np.any(spread > 0)
+    assert np.any(seen != draw(SAMPLES, jax.random.key(1)))
+
+
 def test_energy_where_it_exists_is_kept_without_action(environment, states):
     if environment.energy is None:
         return

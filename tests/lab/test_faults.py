@@ -116,17 +116,23 @@ def test_a_reward_that_is_nan_at_one_state_costs_the_trajectories_that_pass_it(m
     environment = made.environment
 
     def holed(observation, action):
-        return jnp.where(jnp.abs(observation[0]) < 0.05, jnp.nan, environment.reward_rate(observation, action))
+        return jnp.where(jnp.abs(observation[0]) < 0.01, jnp.nan, environment.reward_rate(observation, action))
 
-    made = Laboratory(dataclasses.replace(environment, reward_rate=holed, training_reward_rate=None), made.config)
     state = dataclasses.replace(made.start([0, 1]), phase=IMPROVE)
-    after, told = one_chunk(made, state, tmp_path)
+    holed_world = dataclasses.replace(environment, reward_rate=holed, training_reward_rate=None)
+    after, told = one_chunk(Laboratory(holed_world, made.config), state, tmp_path)
     assert [phase for phase, _ in told] == [IMPROVE]
     assert np.all(told[0][1]["unhealthy"] > 0)
     assert np.all(after.skipped < 5)
     assert finite(after.agent.policy)
     assert finite(after.agent.critic)
     assert finite(after.agent.policy_moments)
+
+
+def test_a_system_that_no_random_actions_survive_is_told_before_any_learning(made):
+    hopeless = dataclasses.replace(made.environment, field=lambda state, action: state**3 * 1e9 + 1e9)
+    with pytest.raises(ctrlax.UserError, match=r"none of the 3 trajectories of random actions .* seed 4"):
+        Laboratory(hopeless, made.config).start([4])
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_the_bootstrap_weight_rises_over_five_rounds(begun, monkeypatch, round, 
     laboratory, state = begun
     given = []
 
-    def spy(settings, reward_rate, length, dynamics, agent, starts, bootstrap, step_scale):
+    def spy(settings, reward_rate, fresh, length, dynamics, agent, starts, bootstrap, step_scale):
         given.append(float(bootstrap))
         raise StopIteration
 

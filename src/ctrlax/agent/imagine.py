@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ctrlax.model.dynamics import AbstractDynamics, Members
-from ctrlax.ode.solve import solve
+from ctrlax.ode.lanes import solve_lanes
+from ctrlax.ode.solve import Solution, solve
 from ctrlax.ode.solvers import Adaptive, SolverSetting
 
 # In units of the data's scale: an imagined state this far out is stopped and its trajectory left out.
@@ -45,29 +47,47 @@ def imagine(
 
     Members enumerated or drawn is the caller's choice of ``starts``: the same under every member, or each under one.
     """
-    limit = IMAGINED_LIMIT * dynamics.length_scales()
+    field = partial(_moving, reward_rate, discount_time, setting)
+    begins = jnp.concatenate([starts, jnp.zeros((*starts.shape[:2], 1), starts.dtype)], axis=-1)
+    if isinstance(setting, Adaptive):
+        solution = solve_lanes(
+            field, (dynamics, policy), members, None, begins, times, setting, max_steps=IMAGINED_STEPS
+        )
+    else:
+
+        def one(member: Members, begin: Float[Array, " state"]) -> Solution:
+            return solve(partial(field, (dynamics, policy), member, None), begin, times, setting)
+
+        solution = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, begins)
+    near = jnp.abs(solution.states[..., :-1]) < IMAGINED_LIMIT * dynamics.length_scales()
+    healthy = solution.healthy & jnp.all(near, axis=(-2, -1))
+    # What is left out is nowhere else than at its start: no critic is asked about infinity, forwards or backwards.
+    states = jnp.where(healthy[..., None, None], solution.states, begins[:, :, None])
+    return Imagined(states[..., :-1], states[..., -1], healthy, jnp.sum(solution.work))
+
+
+def _moving(
+    reward_rate: RewardRate,
+    discount_time: float,
+    setting: SolverSetting,
+    agents: tuple[AbstractDynamics, Policy],
+    member: Members,
+    own: None,
+    time: Float[Array, ""],
+    state: Float[Array, " state"],
+) -> Float[Array, " state"]:
+    """The rate of observation and discounted reward integral under the policy; far outside nothing moves."""
+    dynamics, policy = agents
     # An implicit method differentiates the field forwards, which `_entering` does not know.
     implicit = isinstance(setting, Adaptive) and setting.tableau.implicit
     entering, leaving = (_passing, _passed) if implicit else (_entering, _leaving)
-
-    def one(member: Members, start: Float[Array, " observation"]) -> tuple[Array, Array, Array]:
-        def field(time: Float[Array, ""], state: Float[Array, " state"]) -> Float[Array, " state"]:
-            observation = state[:-1]
-            inside = jnp.all(jnp.abs(observation) < limit)
-            observation = jnp.where(inside, observation, 0.0)
-            observation, action, asked = entering(observation, policy(observation))
-            moved = dynamics.rate(member, observation, action)
-            reward = jnp.exp(-time / discount_time) * reward_rate(observation, action)
-            return jnp.where(inside, leaving(jnp.concatenate([moved, reward[None]]), asked), 0.0)
-
-        begin = jnp.concatenate([start, jnp.zeros(1)])
-        solution = solve(field, begin, times, setting, max_steps=IMAGINED_STEPS)
-        healthy = solution.healthy & jnp.all(jnp.abs(solution.states[:, :-1]) < limit)
-        # What is left out is nowhere else than at its start: no critic is asked about infinity, forwards or backwards.
-        return jnp.where(healthy, solution.states, begin), healthy, solution.work
-
-    states, healthy, work = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, starts)
-    return Imagined(states[..., :-1], states[..., -1], healthy, jnp.sum(work))
+    observation = state[:-1]
+    inside = jnp.all(jnp.abs(observation) < IMAGINED_LIMIT * dynamics.length_scales())
+    observation = jnp.where(inside, observation, 0.0)
+    observation, action, asked = entering(observation, policy(observation))
+    moved = dynamics.rate(member, observation, action)
+    reward = jnp.exp(-time / discount_time) * reward_rate(observation, action)
+    return jnp.where(inside, leaving(jnp.concatenate([moved, reward[None]]), asked), 0.0)
 
 
 # A trajectory left out has the gradient zero, but zero times an infinite derivative is NaN, in all of the policy.

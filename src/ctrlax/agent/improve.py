@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -52,6 +53,9 @@ class AgentMetrics(NamedTuple):
     applied: Bool[Array, ""]
     work: Int[Array, ""]
 
+
+# How many, and a key -> observations drawn from a system's start distribution.
+DrawStarts = Callable[[int, PRNGKeyArray], Float[Array, "start observation"]]
 
 RIM = 1e-3  # of a piece: no stratified horizon is closer to its piece's ends
 _ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
@@ -168,11 +172,15 @@ def agent_update(
     starts: Starts,
     bootstrap: Float[Array, ""],
     step_scale: Float[Array, ""],
+    fresh: DrawStarts | None = None,
 ) -> tuple[AgentState, AgentMetrics]:
-    """Lines 10 to 12 of Algorithm 1. ``bootstrap`` weighs the critic in the actor's loss."""
+    """Lines 10 to 12 of Algorithm 1. ``bootstrap`` weighs the critic in the actor's loss.
+
+    ``fresh`` draws where trials begin, which ``fresh_starts`` asks for.
+    """
     key, horizon_key, start_key, member_key = jax.random.split(state.key, 4)
     horizons = draw_horizons(settings, key=horizon_key)
-    begins = _draw_begins(settings, state, starts, key=start_key)
+    begins = draw_begins(settings, state, starts, fresh, key=start_key)
     members, lanes = _assign(settings, dynamics, begins, key=member_key)
     target = _refreshed(state, settings.target_every)
     trained, rest = eqx.partition(state.policy, eqx.is_inexact_array)
@@ -216,17 +224,22 @@ def _discounted_time(settings: config.Agent) -> float:
     return -settings.discount_time * math.expm1(-settings.horizon / settings.discount_time)
 
 
-def _draw_begins(
-    settings: config.Agent, state: AgentState, starts: Starts, *, key: PRNGKeyArray
+def draw_begins(
+    settings: config.Agent, state: AgentState, starts: Starts, fresh: DrawStarts | None, *, key: PRNGKeyArray
 ) -> Float[Array, "start observation"]:
+    """From data, but with the shares asked for from the update before's imagined states and from where trials begin."""
     seen_key, imagined_key, choice_key = jax.random.split(key, 3)
-    seen = draw_starts(starts, settings.starts, key=seen_key)
-    if settings.imagined_starts == 0:
-        return seen
-    again = draw_starts(state.imagined, settings.starts, key=imagined_key)
-    share = jnp.where(jnp.any(state.imagined.present), settings.imagined_starts, 0.0)
-    chosen = jax.random.bernoulli(choice_key, share, (settings.starts, 1))
-    return jnp.where(chosen, again, seen)
+    begins = draw_starts(starts, settings.starts, key=seen_key)
+    if settings.imagined_starts:
+        again_key, choice_key = choice_key, jax.random.fold_in(choice_key, 1)
+        again = draw_starts(state.imagined, settings.starts, key=imagined_key)
+        share = jnp.where(jnp.any(state.imagined.present), settings.imagined_starts, 0.0)
+        begins = jnp.where(jax.random.bernoulli(again_key, share, (settings.starts, 1)), again, begins)
+    if settings.fresh_starts and fresh is not None:
+        draw_key, choice_key = jax.random.split(choice_key)
+        chosen = jax.random.bernoulli(choice_key, settings.fresh_starts, (settings.starts, 1))
+        begins = jnp.where(chosen, fresh(settings.starts, draw_key), begins)
+    return begins
 
 
 def _assign(

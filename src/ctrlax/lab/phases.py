@@ -19,6 +19,7 @@ from ctrlax.agent import improve
 from ctrlax.agent.critic import init_critic
 from ctrlax.agent.policy import Policy, init_policy
 from ctrlax.config import Config
+from ctrlax.errors import UserError
 from ctrlax.lab.evaluate import Evaluation, evaluate
 from ctrlax.lab.experience import Experience, experience_of, pieces_of
 from ctrlax.lab.state import (
@@ -82,6 +83,7 @@ class Laboratory:
         split = _first_keys(seeds)
         if dataset is None:
             experience = self._first_data(split[:, 1])
+            self._check_first(experience, seeds)
         else:
             experience = pieces_of(dataset, self.config.sampling.count(), len(seeds))
         return self.begin(seeds, split, experience)
@@ -123,6 +125,16 @@ class Laboratory:
             controls = random_controls(environment, times, key=path_key)
             seen.append(simulate(environment, controls, times, key=solve_key, noise=sampling.noise))
         return experience_of(seen, exploring=False, hold=sampling.hold)
+
+    def _check_first(self, experience: Experience, seeds: Sequence[int]) -> None:
+        for seed, counts in zip(seeds, experience.counts, strict=True):
+            if not counts.any():
+                raise UserError(
+                    f"none of the {len(counts)} trajectories of random actions from {self.environment.name} stayed "
+                    f"finite, states and rewards, for seed {seed}, and at least one is needed to learn from: let a "
+                    "trial last less long (fewer points or a smaller dt), narrow the action bounds, or give a log "
+                    "of the system with --data"
+                )
 
     def _fresh_model(self, experience: Experience, keys: Key[Array, " seed"]) -> fit.Learned:
         environment = self.environment
@@ -174,8 +186,9 @@ class Laboratory:
         length = chunk_length(settings.updates)
         ramp = min((state.round - 1) / settings.bootstrap_ramp, 1.0) if settings.bootstrap_ramp else 1.0
         agent, metrics = _agent_updates(
-            settings, self.reward_rate, length, state.fitting.learned.dynamics, state.agent,
-            self._starts(state.experience), jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale, jnp.float32),
+            settings, self.reward_rate, self.environment.begin_observations, length,
+            state.fitting.learned.dynamics, state.agent, self._starts(state.experience),
+            jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale, jnp.float32),
         )  # fmt: skip
         state, rows = _counted(_replace(state, agent=agent), metrics, length)
         return _replace(state, imagined_reward=rows["reward"].astype(np.float64)), rows
@@ -374,10 +387,10 @@ def _fit_updates(settings, matching, length, state, recordings, step_scale):
 
 
 @eqx.filter_jit
-def _agent_updates(settings, reward_rate, length, dynamics, state, starts, bootstrap, step_scale):
+def _agent_updates(settings, reward_rate, fresh, length, dynamics, state, starts, bootstrap, step_scale):
     def one(dynamics, state, starts, scale):
         def step(state, _):
-            return improve.agent_update(settings, reward_rate, dynamics, state, starts, bootstrap, scale)
+            return improve.agent_update(settings, reward_rate, dynamics, state, starts, bootstrap, scale, fresh)
 
         state, metrics = jax.lax.scan(step, state, None, length=length)
         return state, _summary(metrics)

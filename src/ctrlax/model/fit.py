@@ -19,8 +19,9 @@ from ctrlax.model import first_state as inference
 from ctrlax.model.dynamics import AbstractDynamics, Members
 from ctrlax.model.update import guarded_update
 from ctrlax.model.windows import Recording, Windows, draw_windows, newest, path_action
-from ctrlax.ode.solve import explicit_step, solve
-from ctrlax.ode.solvers import Fixed, SolverSetting, named
+from ctrlax.ode.lanes import solve_lanes
+from ctrlax.ode.solve import explicit_step
+from ctrlax.ode.solvers import Adaptive, Fixed, SolverSetting, named
 
 # In units of the data's scale: a predicted window this far out is stopped and left out of the loss.
 WINDOW_LIMIT = 1e3
@@ -57,39 +58,62 @@ def simulate_windows(
     dynamics: AbstractDynamics, members: Members, windows: Windows, setting: SolverSetting
 ) -> tuple[Float[Array, "member window interval observation"], Bool[Array, "member window"], Int[Array, ""]]:
     """`eq:dyn-int` for every member and window: states at the window's later points, health, field evaluations."""
+    if isinstance(setting, Fixed):
+        states, healthy, work = _in_fixed_steps(dynamics, members, windows, setting)
+    else:
+        states, healthy, work = _in_adaptive_steps(dynamics, members, windows, setting)
     limit = WINDOW_LIMIT * dynamics.length_scales()
-
-    def one(member: Members, start: Array, steps: Array, paths: Array) -> tuple[Array, Array, Array]:
-        def rate(observation: Array, interval_step: Array, path: Array, tau: Array | float) -> Array:
-            inside = jnp.all(jnp.abs(observation) < limit)
-            moved = dynamics.rate(member, jnp.where(inside, observation, 0.0), path_action(path, tau))
-            return jnp.where(inside, interval_step * moved, 0.0)
-
-        if isinstance(setting, Fixed):
-            states, work = _fixed_window(rate, start, steps, paths, setting)
-            finished = jnp.asarray(True)
-        else:
-            count = steps.shape[0]
-
-            def field(tau: Array, observation: Array) -> Array:
-                place = jnp.clip(jnp.floor(tau).astype(jnp.int32), 0, count - 1)
-                return rate(observation, steps[place], paths[place], tau - place)
-
-            times = jnp.arange(count + 1, dtype=start.dtype)
-            solution = solve(field, start, times, setting, breaks=times[1:-1], max_steps=WINDOW_STEPS)
-            states, finished, work = solution.states[1:], solution.healthy, solution.work
-        healthy = finished & jnp.all(jnp.isfinite(states)) & jnp.all(jnp.abs(states) < limit)
-        return states, healthy, work
-
-    over_windows = jax.vmap(one, in_axes=(None, 0, 0, 0))
-    over_members = jax.vmap(over_windows, in_axes=(0, None, None, None))
-    states, healthy, work = over_members(members, windows.starts, windows.steps, windows.paths)
+    healthy = healthy & jnp.all(jnp.isfinite(states) & (jnp.abs(states) < limit), axis=(-2, -1))
     return states, healthy & windows.present, jnp.sum(jnp.where(windows.present, work, 0))
 
 
-def _fixed_window(
-    rate: Callable[..., Array], start: Array, steps: Array, paths: Array, setting: Fixed
-) -> tuple[Array, Array]:
+def _warped(
+    dynamics: AbstractDynamics, member: Members, step: Array, path: Array, tau: Array | float, observation: Array
+) -> Array:
+    """``ds/dtau = Delta_i f(s, a(tau))`` on interval ``i``, which lasts from 0 to 1; far outside nothing moves."""
+    inside = jnp.all(jnp.abs(observation) < WINDOW_LIMIT * dynamics.length_scales())
+    moved = dynamics.rate(member, jnp.where(inside, observation, 0.0), path_action(path, tau))
+    return jnp.where(inside, step * moved, 0.0)
+
+
+def _in_fixed_steps(
+    dynamics: AbstractDynamics, members: Members, windows: Windows, setting: Fixed
+) -> tuple[Array, Array, Array]:
+    def one(member: Members, start: Array, steps: Array, paths: Array) -> Array:
+        def rate(observation: Array, step: Array, path: Array, tau: Array | float) -> Array:
+            return _warped(dynamics, member, step, path, tau, observation)
+
+        return _fixed_window(rate, start, steps, paths, setting)
+
+    over_windows = jax.vmap(one, in_axes=(None, 0, 0, 0))
+    states = jax.vmap(over_windows, in_axes=(0, None, None, None))(
+        members, windows.starts, windows.steps, windows.paths
+    )
+    evaluations = windows.steps.shape[1] * setting.inner_steps * len(setting.tableau.weights)
+    shape = states.shape[:2]
+    return states, jnp.ones(shape, bool), jnp.full(shape, evaluations)
+
+
+def _in_adaptive_steps(
+    dynamics: AbstractDynamics, members: Members, windows: Windows, setting: Adaptive
+) -> tuple[Array, Array, Array]:
+    count = windows.steps.shape[1]
+
+    def field(dynamics: AbstractDynamics, member: Members, own: tuple[Array, Array], tau: Array, state: Array) -> Array:
+        steps, paths = own
+        place = jnp.clip(jnp.floor(tau).astype(jnp.int32), 0, count - 1)
+        return _warped(dynamics, member, steps[place], paths[place], tau - place, state)
+
+    def each(leaf: Array) -> Array:
+        return jnp.broadcast_to(leaf, (dynamics.member_count(), *leaf.shape))
+
+    own, starts = (each(windows.steps), each(windows.paths)), each(windows.starts)
+    times = jnp.arange(count + 1, dtype=starts.dtype)
+    solution = solve_lanes(field, dynamics, members, own, starts, times, setting, jumps=True, max_steps=WINDOW_STEPS)
+    return solution.states[:, :, 1:], solution.healthy, solution.work
+
+
+def _fixed_window(rate: Callable[..., Array], start: Array, steps: Array, paths: Array, setting: Fixed) -> Array:
     inner = setting.inner_steps
 
     def interval(state: Array, piece: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -103,7 +127,7 @@ def _fixed_window(
         return state, state
 
     _, states = jax.lax.scan(interval, start, (steps, paths))
-    return states, jnp.asarray(steps.shape[0] * inner * len(setting.tableau.weights))
+    return states
 
 
 class Judged(NamedTuple):
