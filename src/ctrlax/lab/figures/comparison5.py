@@ -81,8 +81,9 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         answers += _rewards(environment, own) + _accuracy(environment, own)
         if own["pets"] and own["pets"][0].get("error_2") is not None:
             early = [row for row in own["pets"] if row["round"] <= 2]
-            errors = np.log10(np.maximum(column(early, "error_2"), 1e-12))
-            measure = f"log10 error of PETS 2 s ahead in rounds 1 and 2, {environment}, above 2 (an error of 100)"
+            seeds = [[row for row in early if row["seed"] == seed] for seed in unique(early, "seed")]
+            errors = [np.log10(np.maximum(column(each, "error_2"), 1e-12)).mean() for each in seeds]
+            measure = f"log10 error of PETS 2 s ahead, mean of rounds 1 and 2, {environment}, by seed, above 2 (100)"
             answers.append(judge(6, measure, errors, above=2.0))
     missing = [model for model in MODELS if not any(row["model"] == model for row in rows)]
     if "pets" in missing:
