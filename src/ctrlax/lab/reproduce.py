@@ -206,8 +206,15 @@ def _made(
         **{part: header[part] for part in ("versions", "hardware", "commit", "commit_modified", "created")},
         "rows": rows,
     }  # fmt: skip
-    write_aside(folder / RECORD, [json.dumps(plain(told), indent=1, allow_nan=False).encode(), b"\n"])
+    write_aside(folder / RECORD, [_written(plain(told)).encode()])
     return {**told, "folder": str(folder)}
+
+
+def _written(told: dict[str, Any]) -> str:
+    """As JSON, each of the rows on a line of its own: a record is read and compared by people too."""
+    head = json.dumps({name: value for name, value in told.items() if name != "rows"}, indent=1, allow_nan=False)
+    rows = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in told["rows"])
+    return f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n'
 
 
 def _note(scale: Scale, good: Sequence[tuple[Wanted, Path]], left_out: Sequence[dict[str, str]]) -> str:
