@@ -18,17 +18,18 @@ from ctrlax.names import summary_of
 VERDICTS = {HOLDS, DOES_NOT, DEPENDS}
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    """`ctrlax reproduce all --scale smoke`, once for all figures."""
-    root = tmp_path_factory.mktemp("reproduce")
-    main(["reproduce", "all", "--scale", "smoke", "--out", str(root)])
-    return root
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", figures())
-def test_a_figure_has_its_record_its_picture_and_its_verdicts(smoke, name):
+def test_all_figures_at_the_scale_of_a_test(tmp_path, capsys):
+    """`ctrlax reproduce all --scale smoke`, once: every part below looks at what it left."""
+    main(["reproduce", "all", "--scale", "smoke", "--out", str(tmp_path)])
+    for name in figures():
+        has_its_record_its_picture_and_its_verdicts(tmp_path, name)
+    answers_every_claim(tmp_path)
+    uses_what_is_there_and_shows_it(tmp_path, capsys)
+    keeps_policies_small_and_as_they_were(tmp_path, tmp_path / "kept")
+
+
+def has_its_record_its_picture_and_its_verdicts(smoke, name):
     (record,) = (each for each in records_in(smoke) if each["figure"] == name)
     assert record["scale"] == "smoke"
     assert record["command"] == f"ctrlax reproduce {name} --scale smoke"
@@ -62,7 +63,7 @@ def test_a_figure_asks_for_runs_that_can_be_or_says_why_not(name):
                 assert each.job.configuration["schedule"]["rounds"] == scale.rounds
 
 
-def test_every_claim_has_a_figure_that_answers_it(smoke):
+def answers_every_claim(smoke):
     answered = {number for number, names in answered_by().items() if names}
     assert answered == set(CLAIMS)
     for record in records_in(smoke):
@@ -71,7 +72,8 @@ def test_every_claim_has_a_figure_that_answers_it(smoke):
     assert all(f"## {number}. {said}" in text for number, said in CLAIMS.items())
 
 
-def test_what_is_there_is_used_and_the_page_shows_it(smoke, capsys):
+def uses_what_is_there_and_shows_it(smoke, capsys):
+    capsys.readouterr()
     before = {path: path.stat().st_mtime_ns for path in smoke.glob("runs/*/metrics.jsonl")}
     assert before
     main(["reproduce", "dyn", "--scale", "smoke", "--out", str(smoke), "--json"])
@@ -116,23 +118,22 @@ def test_verdicts_come_from_the_interval():
     assert interval([1.0]) is None
 
 
-@pytest.mark.slow
-def test_policies_are_kept_small_and_read_as_they_were(smoke, tmp_path):
+def keeps_policies_small_and_as_they_were(smoke, folder):
     from ctrlax.lab import policies
     from ctrlax.lab.run import Run
 
     folder = next(path for path in (smoke / "runs").iterdir() if "enode" in path.name)
     run = Run(folder)
     assert [number for number, _ in run.snapshots()] == [1, 2]
-    kept = policies.export(run, tmp_path)
-    found = policies.read("pendulum", tmp_path)
+    kept = policies.export(run, folder)
+    found = policies.read("pendulum", folder)
     assert [(each.round, each.reward, each.held) for each in found] == [(e.round, e.reward, e.held) for e in kept]
     observation = jnp.array([0.3, -0.4, 1.0])
     for one, other in zip(kept, found, strict=True):
         np.testing.assert_array_equal(one.policy(observation), other.policy(observation))
     last = dict(run.snapshots())[2][run.seeds[0]][1]
     np.testing.assert_allclose(last(observation), found[-1].policy(observation), atol=1e-2)  # half precision
-    assert (tmp_path / "pendulum.npz").stat().st_size < 250_000 * len(kept)
+    assert (folder / "pendulum.npz").stat().st_size < 250_000 * len(kept)
     assert policies.solving(found)[0] in found  # none solves: the best, which says so
     with pytest.raises(policies.MissingError, match="ctrlax reproduce policies"):
-        policies.read("nothing", tmp_path)
+        policies.read("nothing", folder)

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from ctrlax.cli import main
 from ctrlax.errors import UserError
+from ctrlax.lab import jobs
 from ctrlax.lab.board import Board, Screen, newest_round
+from ctrlax.lab.jobs import Outcome
 from ctrlax.lab.sweep import SHORT, read
 
 TINY = """
@@ -93,32 +95,9 @@ def test_what_cannot_be_is_told_before_any_work(tmp_path, text, said):
         read(tmp_path / "none.toml")
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """A sweep of two runs."""
-    place = tmp_path_factory.mktemp("sweep")
-    spec = written(place / "tiny.toml", TINY)
-    main(["sweep", str(spec), "--out", str(place / "out")])
-    return spec, place / "out"
-
-
-def test_a_sweep_is_listed_done_and_found_again(swept, capsys):
-    spec, out = swept
-    code, said, _ = ended(["sweep", spec, "--out", out, "--dry-run", "--json"], capsys)
-    assert code == 0
-    assert [each["state"] for each in json.loads(said)["runs"]] == ["ended", "ended"]
-    code, said, told = ended(["sweep", spec, "--out", out, "--json"], capsys)
-    assert code == 0
-    summary = json.loads(said)
-    assert (summary["done"], summary["failed"]) == (2, 0)
-    assert [each["reused"] for each in summary["runs"]] == [True, True]
-    assert "[2/2] noise 0.1  was done before" in told
-
-
-def test_a_failed_run_stops_no_other_and_the_exit_code_says_it(swept, tmp_path, capsys, monkeypatch):
-    from ctrlax.lab import jobs
-
-    spec, _ = swept
+def test_a_sweep_is_listed_done_found_again_and_shown_and_a_failed_run_stops_no_other(tmp_path, capsys, monkeypatch):
+    """In one test, since what is compiled for its runs is most of its time."""
+    spec, out = written(tmp_path / "tiny.toml", TINY), tmp_path / "out"
     honest = jobs.train
 
     def faulty(environment, **options):
@@ -127,17 +106,46 @@ def test_a_failed_run_stops_no_other_and_the_exit_code_says_it(swept, tmp_path, 
         return honest(environment, **options)
 
     monkeypatch.setattr(jobs, "train", faulty)
-    code, said, told = ended(["sweep", spec, "--out", tmp_path / "out", "--json"], capsys)
+    code, said, told = ended(["sweep", spec, "--out", out, "--json"], capsys)
     assert code == 1
     assert [each["state"] for each in json.loads(said)["runs"]] == ["failed", "done"]
     assert "noise 0.0  failed: ZeroDivisionError: by nothing" in told
-    kept = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    kept = json.loads((out / "sweep.json").read_text())
     assert kept["runs"][0]["ended"] == {"state": "failed", "error": "ZeroDivisionError: by nothing"}
+    assert "ZeroDivisionError" in page_of(out, capsys)
+
+    monkeypatch.setattr(jobs, "train", honest)
+    code, said, _ = ended(["sweep", spec, "--out", out, "--dry-run", "--json"], capsys)
+    assert code == 0
+    assert [each["state"] for each in json.loads(said)["runs"]] == ["absent", "ended"]
+    code, said, told = ended(["sweep", spec, "--out", out, "--json"], capsys)
+    assert code == 0
+    summary = json.loads(said)
+    assert (summary["done"], summary["failed"]) == (2, 0)
+    assert [each["reused"] for each in summary["runs"]] == [False, True]
+    assert "[2/2] noise 0.1  was done before" in told
+
+    page = page_of(out, capsys)
+    assert f"ctrlax sweep {spec}" in page
+    assert page.count("ctrlax train pendulum") == 2
+    assert "<svg" in page
+    assert "ZeroDivisionError" not in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "").replace("http://purl.org", "")
+    newest = newest_round(read(spec).runs[0].job.folder(out))
+    assert newest is not None
+    assert (newest["round"], newest["seeds"]) == (1, 2)
 
 
-def test_options_of_another_backend_are_refused(swept, capsys):
-    spec, out = swept
-    code, _, told = ended(["sweep", spec, "--out", out, "--address", "auto"], capsys)
+def page_of(folder, capsys):
+    code, said, _ = ended(["report", folder, "--json"], capsys)
+    assert code == 0
+    assert json.loads(said)["report"] == str(folder / "report.html")
+    return (folder / "report.html").read_text()
+
+
+def test_options_of_another_backend_are_refused(tmp_path, capsys):
+    spec = written(tmp_path / "tiny.toml", TINY)
+    code, _, told = ended(["sweep", spec, "--address", "auto"], capsys)
     assert code == 2
     assert "--address is nothing the backend local knows" in told
     code, _, told = ended(["sweep", spec, "--backend", "rey"], capsys)
@@ -145,41 +153,19 @@ def test_options_of_another_backend_are_refused(swept, capsys):
     assert "Did you mean 'ray'" in told
 
 
-def test_the_table_tells_what_runs_what_is_done_and_what_failed_and_why(swept):
-    import dataclasses
-
-    from ctrlax.lab.jobs import Outcome
-
-    spec, out = swept
-    runs = read(spec).runs
+def test_the_table_tells_what_runs_what_is_done_and_what_failed_and_why(tmp_path):
+    runs = read(written(tmp_path / "tiny.toml", TINY)).runs
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    board = Screen(console, {each.job.name: each.label for each in runs}, out)
-    with board:
+    with Screen(console, {each.job.name: each.label for each in runs}, tmp_path) as board:
         board.begun(runs[0].job)
         board.begun(runs[1].job)
-        board.over(Outcome(runs[1].job, "failed", runs[1].job.folder(out), "the disk is full"))
+        board.over(Outcome(runs[1].job, "failed", runs[1].job.folder(tmp_path), "the disk is full"))
         console.print(board.table())
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     for part in ("1 running", "1 failed", "noise 0.0", "the disk is full"):
         assert part in shown
     lines = Console(file=io.StringIO(), force_terminal=False)
-    plain = Board(lines, {runs[0].job.name: "this"}, out)
-    plain.begun(dataclasses.replace(runs[0].job))
+    plain = Board(lines, {runs[0].job.name: "this"}, tmp_path)
+    plain.begun(runs[0].job)
     plain.lost(runs[0].job, "NodeDiedError")
     assert "this  was lost (NodeDiedError)" in lines.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    newest = newest_round(runs[0].job.folder(out))
-    assert newest is not None
-    assert (newest["round"], newest["seeds"]) == (1, 2)
-
-
-def test_a_report_of_a_folder_of_runs_is_one_page(swept, capsys):
-    spec, out = swept
-    code, said, _ = ended(["report", out, "--json"], capsys)
-    assert code == 0
-    page = (out / "report.html").read_text()
-    assert json.loads(said)["report"] == str(out / "report.html")
-    assert "noise" in page
-    assert f"ctrlax sweep {spec}" in page
-    assert page.count("ctrlax train pendulum") == 2
-    assert "<svg" in page
-    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "").replace("http://purl.org", "")

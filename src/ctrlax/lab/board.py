@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +83,6 @@ class Screen(Board):
     """The table of all runs, renewed every second."""
 
     def __enter__(self) -> Screen:
-        self._lock = threading.Lock()
         self._live = Live(console=self.console, get_renderable=self.table, refresh_per_second=1)
         self._live.start()
         return self
