@@ -20,7 +20,7 @@ def all_at(place, present=True):
     return improve.Starts(jnp.full((50, 1), place), jnp.full(50, present))
 
 
-def fresh(count, key):
+def fresh(count, *, key):
     return jnp.full((count, 1), FRESH)
 
 

@@ -145,7 +145,7 @@ def test_starts_are_in_the_box_and_follow_from_the_key(environment):
 
 
 def test_begin_observations_are_observed_starts(environment):
-    draw = jax.jit(environment.begin_observations, static_argnums=0)
+    draw = jax.jit(lambda count, key: environment.begin_observations(count, key=key), static_argnums=0)
     seen = draw(SAMPLES, jax.random.key(0))
     assert seen.dtype == np.float32
     back = np.asarray(jax.vmap(environment.restore)(seen), np.float64)

@@ -1,7 +1,5 @@
 """Many adaptive solves in one loop: the answers of each alone, and their gradients, whatever runs beside them."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -29,6 +27,12 @@ ARRAYS = {
 def _float64():
     with jax.enable_x64(True):
         yield
+
+
+def adaptive(name):
+    setting = SOLVERS[name]
+    assert isinstance(setting, Adaptive)
+    return setting
 
 
 def field(common, member, own, time, state):
@@ -61,14 +65,14 @@ def each_alone(setting, arrays, starts, jumps):
 
 def slopes(how, setting, jumps, arrays, starts):
     def loss(inputs):
-        return jnp.sum(WEIGHTS * jnp.sin(how(setting, *inputs, jumps).states))
+        return jnp.sum(WEIGHTS * jnp.sin(how(setting, inputs[0], inputs[1], jumps).states))
 
     return jax.jit(jax.value_and_grad(loss))((jax.tree.map(jnp.asarray, arrays), jnp.asarray(starts)))
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_states_health_and_work_are_those_of_each_alone(name):
-    setting = SOLVERS[name].at(1e-5, 1e-7)
+    setting = adaptive(name).at(1e-5, 1e-7)
     inputs = setting, jax.tree.map(jnp.asarray, ARRAYS), jnp.asarray(STARTS), False
     many, each = (jax.jit(lambda how=how: how(*inputs))() for how in (together, each_alone))
     np.testing.assert_allclose(many.states, each.states, atol=1e-9)
@@ -83,7 +87,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("name", ["dopri5", "tsit5", "bosh3", "heun", "dopri8"])
 def test_gradients_are_those_of_the_same_steps_taken_alone(name):
-    setting = SOLVERS[name].at(1e-4, 1e-6)
+    setting = adaptive(name).at(1e-4, 1e-6)
     value, many = slopes(together, setting, False, ARRAYS, STARTS)
     expected, each = slopes(each_alone, setting, False, ARRAYS, STARTS)
     assert value == pytest.approx(float(expected), rel=1e-10)
@@ -95,21 +99,22 @@ def test_gradients_are_those_of_the_same_steps_taken_alone(name):
 @pytest.mark.parametrize("name", ["dopri5", "dopri8"])
 def test_a_field_that_jumps_is_stepped_to_its_jumps(name):
     # Behind a jump the two propose steps of different lengths: both are right to the tolerance.
-    setting = SOLVERS[name].at(1e-10, 1e-10)
+    setting = adaptive(name).at(1e-10, 1e-10)
     value, many = slopes(together, setting, True, ARRAYS, STARTS)
     expected, each = slopes(each_alone, setting, True, ARRAYS, STARTS)
     assert value == pytest.approx(float(expected), rel=1e-8)
     assert difference(many, each) < 1e-6
     work = int(together(setting, jax.tree.map(jnp.asarray, ARRAYS), jnp.asarray(STARTS), True).work.sum())
+    arrays = jax.tree.map(jnp.asarray, ARRAYS)
     blind = solve_lanes(
-        jumping, *jax.tree.map(jnp.asarray, list(ARRAYS.values())), jnp.asarray(STARTS), jnp.arange(5.0), setting,
+        jumping, arrays["common"], arrays["members"], arrays["own"], jnp.asarray(STARTS), jnp.arange(5.0), setting,
         max_steps=4000,
     )  # fmt: skip
     assert int(blind.work.sum()) > 1.5 * work  # an adaptive solver that is not told of the jumps pays for them
 
 
 def test_gradients_are_those_of_finite_differences():
-    setting = SOLVERS["dopri5"].at(1e-10, 1e-10)
+    setting = adaptive("dopri5").at(1e-10, 1e-10)
     _, (found, by_starts) = slopes(together, setting, False, ARRAYS, STARTS)
     small = 1e-4
     for name, place in (("common", (1, 0)), ("members", (1, 1)), ("own", (0, 2))):
@@ -123,12 +128,14 @@ def test_gradients_are_those_of_finite_differences():
 
 
 def test_seeds_run_in_one_loop_and_get_what_each_gets_alone():
-    setting = SOLVERS["dopri5"]
+    setting = adaptive("dopri5")
     seeds = [jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf * (1 + 0.3 * k)), (ARRAYS, STARTS)) for k in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
 
     def one(inputs):
-        return jax.value_and_grad(lambda inputs: jnp.sum(together(setting, *inputs, False).states ** 2))(inputs)
+        return jax.value_and_grad(lambda inputs: jnp.sum(together(setting, inputs[0], inputs[1], False).states ** 2))(
+            inputs
+        )
 
     every = jax.jit(jax.vmap(one))(stacked)
     for place, seed in enumerate(seeds):
@@ -142,12 +149,12 @@ def test_seeds_run_in_one_loop_and_get_what_each_gets_alone():
 
 @pytest.mark.parametrize("bad", [np.nan, 1e30])
 def test_what_fails_is_told_and_has_no_gradient_and_costs_the_others_none(bad):
-    setting = SOLVERS["dopri5"]
+    setting = adaptive("dopri5")
     starts = STARTS.copy()
     starts[0, 1] = bad
 
     def loss(inputs):
-        solution = together(setting, *inputs, False)
+        solution = together(setting, inputs[0], inputs[1], False)
         return jnp.sum(jnp.where(solution.healthy[..., None, None], solution.states, 0.0) ** 2), solution.healthy
 
     def run(starts):
@@ -164,7 +171,7 @@ def test_what_fails_is_told_and_has_no_gradient_and_costs_the_others_none(bad):
 
 def test_too_many_steps_are_no_success():
     solution = together(
-        SOLVERS["dopri5"].at(1e-9, 1e-9), jax.tree.map(jnp.asarray, ARRAYS), jnp.asarray(STARTS), False, 3
+        adaptive("dopri5").at(1e-9, 1e-9), jax.tree.map(jnp.asarray, ARRAYS), jnp.asarray(STARTS), False, 3
     )
     assert not np.any(solution.healthy)
 
@@ -178,9 +185,19 @@ def test_what_is_no_array_may_travel_with_the_arrays():
         return field(common.matrix if common.name == "this" else None, member, own, time, state)
 
     arrays = jax.tree.map(jnp.asarray, ARRAYS)
-    setting = dataclasses.replace(SOLVERS["dopri5"])
+    setting = adaptive("dopri5")
     found = solve_lanes(
         named, Named(arrays["common"], "this"), arrays["members"], arrays["own"], jnp.asarray(STARTS),
         jnp.asarray(TIMES), setting, max_steps=4000,
     )  # fmt: skip
     np.testing.assert_array_equal(found.states, together(setting, arrays, jnp.asarray(STARTS), False).states)
+
+
+def test_what_nothing_is_asked_of_has_the_gradient_zero():
+    def loss(inputs):
+        solution = together(adaptive("dopri5"), inputs[0], inputs[1], False)
+        return jnp.sum(solution.healthy) * inputs[1][0, 0, 0]
+
+    _, by_starts = jax.grad(loss)((jax.tree.map(jnp.asarray, ARRAYS), jnp.asarray(STARTS)))
+    assert by_starts[0, 0, 0] == MEMBERS * LANES
+    assert np.count_nonzero(by_starts) == 1

@@ -54,8 +54,7 @@ class AgentMetrics(NamedTuple):
     work: Int[Array, ""]
 
 
-# How many, and a key -> observations drawn from a system's start distribution.
-DrawStarts = Callable[[int, PRNGKeyArray], Float[Array, "start observation"]]
+DrawStarts = Callable[..., Float[Array, "start observation"]]  # (count, *, key): from a system's start distribution
 
 RIM = 1e-3  # of a piece: no stratified horizon is closer to its piece's ends
 _ADAM = optax.chain(optax.scale_by_adam(), optax.scale(-1.0))
@@ -238,7 +237,7 @@ def draw_begins(
     if settings.fresh_starts and fresh is not None:
         draw_key, choice_key = jax.random.split(choice_key)
         chosen = jax.random.bernoulli(choice_key, settings.fresh_starts, (settings.starts, 1))
-        begins = jnp.where(chosen, fresh(settings.starts, draw_key), begins)
+        begins = jnp.where(chosen, fresh(settings.starts, key=draw_key), begins)
     return begins
 
 

@@ -57,8 +57,8 @@ def solve_lanes(
     arrays, rest = eqx.partition((common, members, own), eqx.is_array)
 
     def one(arrays: Any, time: Float[Array, ""], state: Float[Array, " state"]) -> Array:
-        whole = eqx.combine(arrays, rest)
-        return stopping(lambda time, state: field(*whole, time, state))(time, state)
+        common, member, own = eqx.combine(arrays, rest)
+        return stopping(lambda time, state: field(common, member, own, time, state))(time, state)
 
     states, healthy, work = _answered(_Problem(one, setting, jumps, max_steps), arrays, starts, times)
     return Solution(states, healthy, work)
@@ -90,9 +90,10 @@ class _Problem(NamedTuple):
 
         over = jax.vmap(jax.vmap(one, (None, None, 0, 0, 0)), (None, 0, 0, 0, 0))
         over = jax.vmap(over) if len(shape) == 3 else over
+        common, members, own = arrays
 
         def rates(at: Float[Array, " trajectory"], states: Float[Array, "trajectory state"]) -> Array:
-            moved = over(*arrays, at.reshape(shape), states.reshape(*shape, -1))
+            moved = over(common, members, own, at.reshape(shape), states.reshape(*shape, -1))
             return moved.reshape(states.shape)
 
         return rates
@@ -115,7 +116,8 @@ def _answered(problem: _Problem, arrays: Any, starts: Array, times: Array) -> tu
     def backwards(residuals: Any, slopes: Any) -> tuple[Any, Any, None]:
         asked_states = slopes[0]
         if isinstance(asked_states, jax.custom_derivatives.SymbolicZero):
-            asked_states = jnp.zeros(asked_states.shape, asked_states.dtype)
+            begins, times = residuals[2:4]
+            asked_states = jnp.zeros((*begins.shape[:-1], len(times), begins.shape[-1]), begins.dtype)
         by_arrays, by_starts = back((*residuals, asked_states))
         return by_arrays, by_starts, None
 

@@ -127,7 +127,7 @@ class Environment:
         """``[count, state]`` from the start distribution, float64."""
         return host_generator(key).uniform(self.start_low, self.start_high, size=(count, self.state_size))
 
-    def begin_observations(self, count: int, key: PRNGKeyArray) -> Float[Array, "start observation"]:
+    def begin_observations(self, count: int, *, key: PRNGKeyArray) -> Float[Array, "start observation"]:
         """Observations of states from the start distribution, as compiled learning draws them: float32, in JAX."""
         low, high = jnp.asarray(self.start_low, jnp.float32), jnp.asarray(self.start_high, jnp.float32)
         states = jax.random.uniform(key, (count, self.state_size), jnp.float32, minval=low, maxval=high)
