@@ -21,8 +21,10 @@ from ctrlax.commands.fit import Fit
 from ctrlax.commands.list import List
 from ctrlax.commands.predict import Predict
 from ctrlax.commands.report import Report
+from ctrlax.commands.reproduce import Reproduce
 from ctrlax.commands.resume import Resume
 from ctrlax.commands.simulate import Simulate
+from ctrlax.commands.sweep import Sweep
 from ctrlax.commands.train import Train
 from ctrlax.errors import UserError
 from ctrlax.names import unknown_name
@@ -43,6 +45,8 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "resume": Resume,
     "eval": Eval,
+    "sweep": Sweep,
+    "reproduce": Reproduce,
     "report": Report,
 }
 

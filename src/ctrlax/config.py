@@ -137,6 +137,7 @@ class Schedule:
     trials: int = 10  # of the true environment after every round
     trial_seconds: float = 30.0
     confirm: bool = False  # ten fresh trials on top before a seed counts as solved
+    snapshots: bool = False  # keep every round's model and policy in the run's folder, as figures over rounds need
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,17 +48,20 @@ def configure(preset_name: str, environment: str, changes: Mapping[str, Any]) ->
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """``config`` with single settings changed, checked; text is read as the setting's own type."""
     for name, given in flat(changes):
-        group, _, setting = name.rpartition(".")
-        place = getattr(config, group) if group in GROUPS else config
-        fields = {field.name: field for field in dataclasses.fields(place)}
-        free = set(fields) - ({*GROUPS, "environment", "preset"} if place is config else set())
-        if (group and group not in GROUPS) or setting not in free:
-            raise unknown_name("setting", name, [known for known, _ in settings_of(config)])
-        kind = typing.get_type_hints(type(place))[setting]
-        value = _value(name, given, kind)
-        config = config.replaced(**{f"{group}__{setting}" if group else setting: value})
+        config = config.replaced(**{name.replace(".", "__"): checked_value(name, given)})
     check(config)
     return config
+
+
+def checked_value(name: str, given: Any) -> Any:
+    """``given`` as the type of the setting ``group.setting``; an unknown setting or another type is a `UserError`."""
+    group, _, setting = name.rpartition(".")
+    place = type(getattr(Config(), group)) if group in GROUPS else Config
+    free = {field.name for field in dataclasses.fields(place)}
+    free -= {*GROUPS, "environment", "preset"} if place is Config else set()
+    if (group and group not in GROUPS) or setting not in free:
+        raise unknown_name("setting", name, [known for known, _ in settings_of(Config())])
+    return _value(name, given, typing.get_type_hints(place)[setting])
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import json
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,18 @@ class Picture:
     title: str
     caption: str
     panels: tuple[Panel, ...]
+    note: str = ""  # a line under the whole, of which there is then an SVG too
 
     def save(self, folder: Path) -> list[Path]:
-        """One ``NAME-N.svg`` per panel for pages that flow, and ``NAME.png`` of all, two in a row."""
+        """One ``NAME-N.svg`` per panel for pages that flow, and ``NAME.png`` of all, two or three in a row."""
         paths = []
         for number, panel in enumerate(self.panels, start=1):
             paths.append(folder / f"{self.name}-{number}.svg")
             checkpoint.write_aside(paths[-1], [_drawn([panel], "svg", salt=paths[-1].stem)])
-        whole = folder / f"{self.name}.png"
-        checkpoint.write_aside(whole, [_drawn(self.panels, "png", salt=self.name)])
-        return [*paths, whole]
+        for form in ("png", "svg") if self.note else ("png",):
+            paths.append(folder / f"{self.name}.{form}")
+            checkpoint.write_aside(paths[-1], [_drawn(self.panels, form, salt=self.name, note=self.note)])
+        return paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +120,7 @@ def keep(pictures: Sequence[Picture | Film], folder: Path) -> list[Path]:
     for picture in pictures:
         paths = picture.save(folder)
         made += paths
-        names = [path.name for path in paths if path.suffix != ".png"]
+        names = [path.name for path in paths if path.suffix != ".png" and path.name != f"{picture.name}.svg"]
         entries.append({"title": picture.title, "caption": picture.caption, "files": names})
     checkpoint.write_aside(folder / LIST, [json.dumps(entries, indent=2).encode(), b"\n"])
     for stale in earlier - set(made):
@@ -135,17 +138,20 @@ def kept(folder: Path) -> list[Shown]:
     return [each for each in shown if all(path.exists() for path in each.files)]
 
 
-def _drawn(panels: Sequence[Panel], form: str, *, salt: str) -> bytes:
+def _drawn(panels: Sequence[Panel], form: str, *, salt: str, note: str = "") -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(2, len(panels))
+    columns = 3 if note and len(panels) % 3 == 0 else min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     # The salt makes the ids of an SVG a function of its content: the same records give the same bytes.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
         for place, panel in enumerate(panels, start=1):
             panel(figure.add_subplot(rows, columns, place))
+        if note:
+            lines = textwrap.wrap(note, 62 * columns)
+            figure.supxlabel("\n".join(lines), fontsize=7.5, x=0.01, ha="left")
         content = io.BytesIO()
         if form == "svg":
             figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import traceback
@@ -144,15 +145,30 @@ def execute(
     One outcome per job, in their order; a job that is asked for twice is done once. A failed one stops no other. Ctrl-C
     raises `Interrupted` when everything is kept.
     """
-    if backend not in listed(BACKENDS):
-        raise unknown_name("backend", backend, listed(BACKENDS))
+    module = backend_named(backend, options)
     root = Path(root)
     names = [job.name for job in jobs]
     different = dict(zip(names, jobs, strict=True))
-    module = importlib.import_module(module_of(BACKENDS, backend))
-    outcomes = module.execute(list(different.values()), root, watch=watch, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    outcomes = module.execute(list(different.values()), root, watch=watch, **given)
     found = dict(zip(different, outcomes, strict=True))
     return [dataclasses.replace(found[name], job=job) for name, job in zip(names, jobs, strict=True)]
+
+
+def backend_named(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """The module of a backend; one that does not know all of ``options`` that are given (not None) is refused."""
+    if name not in listed(BACKENDS):
+        raise unknown_name("backend", name, listed(BACKENDS))
+    module = importlib.import_module(module_of(BACKENDS, name))
+    known = set(inspect.signature(module.execute).parameters) - {"jobs", "root", "watch"}
+    for option, value in (options or {}).items():
+        if value is not None and option not in known:
+            raise UserError(
+                f"--{option.replace('_', '-')} is nothing the backend {name} knows; it takes "
+                f"{', '.join('--' + each.replace('_', '-') for each in sorted(known))}. Leave it out, or choose "
+                f"another of {', '.join(listed(BACKENDS))} with --backend."
+            )
+    return module
 
 
 def perform(job: Job, root: Path, *, show: Show = silent) -> Outcome:

@@ -21,6 +21,7 @@ from ctrlax.lab.state import COLLECT, EVALUATE, FIT, IMPROVE, MATCH, PHASES, Run
 SAVE_EVERY = 30.0  # s, between checkpoints inside a phase
 FINISHED = "finished"  # the folder of seeds that ended before the run did
 DUMPS = "dumps"
+SNAPSHOTS = "snapshots"  # the folder of every round's models and policies, where they are asked for
 
 
 @runtime_checkable
@@ -99,6 +100,8 @@ class Keeper:
         """One step of Algorithm 1: its rows, and a checkpoint where one is due."""
         seconds = time.perf_counter() - self._began
         rows = self._rows(state, phase, seen, seconds)
+        if phase == EVALUATE and self.laboratory.config.schedule.snapshots:
+            self._keep_snapshot(state)
         for row in rows:
             self.record.append(row)
         self._keep_finished(state)
@@ -145,6 +148,12 @@ class Keeper:
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
                 checkpoint.write(path, take(state, np.arange(len(state.ended)) == lane))
+
+    def _keep_snapshot(self, state: RunState) -> None:
+        """Seeds, models and policies of this round; written before its checkpoint, so none is missing after a kill."""
+        path = self.record.folder / SNAPSHOTS / f"round-{state.round:04d}.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        checkpoint.write(path, (state.seeds, state.fitting.learned, state.agent.policy), {"round": state.round})
 
     def _heard(self, number: int, frame: Any) -> None:
         if self._asked_to_stop:  # asked twice: at once, from the last checkpoint

@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -256,23 +257,36 @@ class Record:
             os.replace(path, path.with_name(path.name + REFUSED))
 
 
-def _plain(value: Any) -> Any:
-    """``value`` as JSON knows it."""
+def wait_until_free(folder: Path, seconds: float = 60.0) -> None:
+    """Until no process writes the run in ``folder``, or for so long: one whose node is lost may not know it yet."""
+    path, end = folder / METRICS, time.monotonic() + seconds
+    while path.exists() and time.monotonic() < end:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.5)
+            else:
+                return
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON knows it; what is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if hasattr(value, "dtype"):
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     raise TypeError(f"expected numbers, strings, lists or dicts of them, got {value!r}")
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    return json.dumps(_plain(value), indent=indent, allow_nan=False).encode()
+    return json.dumps(plain(value), indent=indent, allow_nan=False).encode()
 
 
 def _cells(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

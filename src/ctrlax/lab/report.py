@@ -52,7 +52,7 @@ def write(run: Run) -> Path:
         Section("Do it again", [Commands(commands(run))]),
         Section("Configuration", _configuration(run)),
         Section("When numbers went bad", _guard(run)),
-        Section("What it ran on", [Table(("", ""), _machine(run.header))]),
+        Section("What it ran on", [Table(("", ""), machine(run.header))]),
     ]
     path = folder / REPORT
     checkpoint.write_aside(path, [page(_title(run, seeds), _lead(run), parts).encode()])
@@ -215,7 +215,8 @@ def _guard(run: Run) -> list[Part]:
     return parts
 
 
-def _machine(header: Mapping[str, Any]) -> list[tuple[str, str]]:
+def machine(header: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a run ran on, by a header: name and value."""
     modified = " with uncommitted changes" if header.get("commit_modified") else ""
     hardware = header["hardware"]
     return [

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ctrlax.agent.policy import Policy
 from ctrlax.config import Config
 from ctrlax.errors import UserError
 from ctrlax.lab import checkpoint
@@ -24,11 +25,12 @@ from ctrlax.lab.evaluate import Evaluation, evaluate
 from ctrlax.lab.experience import Experience
 from ctrlax.lab.fitted import FitRun, open_fit
 from ctrlax.lab.header import check_resumable, make_header
-from ctrlax.lab.keeper import FINISHED, Keeper, Show, silent
+from ctrlax.lab.keeper import FINISHED, SNAPSHOTS, Keeper, Show, silent
 from ctrlax.lab.phases import Laboratory
 from ctrlax.lab.record import Record
 from ctrlax.lab.state import FIT, IMPROVE, RunState, joined, take
 from ctrlax.model.dataset import Dataset, read
+from ctrlax.model.fit import Learned
 from ctrlax.world.environment import Environment
 from ctrlax.world.load import make, names
 
@@ -66,6 +68,18 @@ class Run:
     def rows(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The metrics of one kind ("fit", "improve", "round", "stopped"), or all, in order."""
         return self._record.rows(kind)
+
+    def snapshots(self) -> Iterator[tuple[int, dict[int, tuple[Learned, Policy]]]]:
+        """Round by round every seed's model and policy, of a run with ``schedule.snapshots``."""
+        like = self._blank.seeds, self._blank.fitting.learned, self._blank.agent.policy
+        for path in sorted((self.folder / SNAPSHOTS).glob("round-*.ckpt")):
+            contents = _whole(path)
+            seeds, learned, policy = checkpoint.restore(like, contents)
+            lanes = {
+                int(seed): jax.tree.map(lambda leaf, lane=lane: leaf[lane], (learned, policy))
+                for lane, seed in enumerate(seeds)
+            }
+            yield contents.metadata["round"], lanes
 
     @property
     def best_seed(self) -> int:
