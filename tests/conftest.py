@@ -1,5 +1,6 @@
 """For every test: types checked as it runs, no network, no display."""
 
+import gc
 import os
 import socket
 
@@ -31,6 +32,16 @@ def _no_network():
     patch.setattr(socket.socket, "connect_ex", _local_only(socket.socket.connect_ex))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgets_what_was_compiled():
+    """Every compiled program holds some of the 65,530 memory maps a process may have: a suite in one would run out."""
+    yield
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_addoption(parser):
