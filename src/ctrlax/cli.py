@@ -97,11 +97,12 @@ def _check_name(arguments: Sequence[str]) -> None:
 
 
 def prepare_jax() -> None:
-    """Settings that count only before JAX and Equinox are imported: what is compiled is kept for the next process.
+    """Settings that count only before JAX and Equinox are imported: all cores; what is compiled is kept for later.
 
     Equinox's run-time errors are callbacks, with which nothing can be kept; as NaN the health checks catch them.
     """
     os.environ.setdefault("EQX_ON_ERROR", "nan")
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(_usable_cores()))  # see ode/cores.py
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctrlax" / "jax"
@@ -111,6 +112,10 @@ def prepare_jax() -> None:
         return  # a home that cannot be written costs time, nothing else
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end(code: int, message: str, error: BaseException) -> None:

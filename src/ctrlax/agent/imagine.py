@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ctrlax.model.dynamics import AbstractField, Members
+from ctrlax.ode.cores import each_core
 from ctrlax.ode.lanes import solve_lanes
 from ctrlax.ode.solve import Solution, solve
 from ctrlax.ode.solvers import Adaptive, SolverSetting
@@ -49,16 +50,18 @@ def imagine(
     """
     field = partial(_moving, reward_rate, discount_time, setting)
     begins = jnp.concatenate([starts, jnp.zeros((*starts.shape[:2], 1), starts.dtype)], axis=-1)
-    if isinstance(setting, Adaptive):
-        solution = solve_lanes(
-            field, (dynamics, policy), members, None, begins, times, setting, max_steps=IMAGINED_STEPS
-        )
-    else:
+
+    def solved(policy: Policy, members: Members, begins: Float[Array, "member start state"]) -> Solution:
+        if isinstance(setting, Adaptive):
+            agents = dynamics, policy
+            return solve_lanes(field, agents, members, None, begins, times, setting, max_steps=IMAGINED_STEPS)
 
         def one(member: Members, begin: Float[Array, " state"]) -> Solution:
             return solve(partial(field, (dynamics, policy), member, None), begin, times, setting)
 
-        solution = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, begins)
+        return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(members, begins)
+
+    solution = each_core(solved, policy, members, begins)
     near = jnp.abs(solution.states[..., :-1]) < IMAGINED_LIMIT * dynamics.length_scales()
     healthy = solution.healthy & jnp.all(near, axis=(-2, -1))
     # What is left out is nowhere else than at its start: no critic is asked about infinity, forwards or backwards.

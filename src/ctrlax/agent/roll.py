@@ -15,6 +15,7 @@ from ctrlax.agent.horizons import Horizons, draw_horizons, step_horizons
 from ctrlax.agent.imagine import IMAGINED_LIMIT, Imagined, RewardRate, imagine
 from ctrlax.agent.particles import PROPAGATIONS, AbstractPropagation, imagine_steps
 from ctrlax.model.dynamics import AbstractDynamics, AbstractField, AbstractTransition, Members
+from ctrlax.ode.cores import spread
 from ctrlax.ode.solve import explicit_step
 from ctrlax.ode.solvers import Fixed, named
 
@@ -98,7 +99,7 @@ def assigned(
 
     Starts are drawn independently, so which member gets which is no choice at all.
     """
-    members = dynamics.draw(key=key)
+    members = spread(dynamics.draw(key=key))
     count = dynamics.member_count()
     if settings.members_per_start == "all":
         return members, jnp.broadcast_to(begins, (count, *begins.shape))

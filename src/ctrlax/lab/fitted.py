@@ -239,7 +239,7 @@ def fresh_lanes(
     known: Callable[..., Any] | None = None,
 ) -> Learned:
     """A fresh model for every lane."""
-    noise = jnp.full(coordinates.observation_size, chosen.fit.initial_log_noise)
+    noise = jnp.full(coordinates.observation_size, chosen.fit.initial_log_noise, jnp.float32)
 
     def one(scaling: Scaling, key: PRNGKeyArray) -> Learned:
         step = chosen.sampling.dt

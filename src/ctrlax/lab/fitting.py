@@ -27,6 +27,7 @@ from ctrlax.model.training import AbstractTraining, training_of
 from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording, Windows, cut, pack
 from ctrlax.ode.control import LENGTH_SCALE
+from ctrlax.ode.cores import all_cores, spread
 from ctrlax.ode.solvers import named
 
 CHUNK = 50  # updates between two looks of the host
@@ -182,9 +183,9 @@ def fit_lanes(
     ``key`` has the lane axis, as ``learned`` has. Of a lane with held-out windows the best parameters are kept, and
     what it computes after it stopped is not looked at: a seed's result does not depend on the seeds beside it.
     """
-    clock = _Clock()
     training = training_of(type(learned.dynamics), settings, one_step or config.OneStep())
     lanes = len(seeds)
+    clock = _Clock(learned.dynamics.member_count() if isinstance(learned.dynamics, AbstractField) else 1)
     split = jax.vmap(lambda one: jax.random.split(one, 3))(key)
     scale = np.ones(lanes, np.float32)
     total = training.matching_updates + training.updates
@@ -265,9 +266,10 @@ _PROGRAMS: dict[Any, Any] = {}  # compiled in this process, by function, static 
 
 
 class _Clock:
-    """Compiles ahead of running, so that the two are told apart."""
+    """Compiles ahead of running, so that the two are told apart; so many members are shared out over the cores."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: int) -> None:
+        self.members = members
         self.running = 0.0
         self.compiling = 0.0
 
@@ -275,11 +277,13 @@ class _Clock:
         began = time.perf_counter()
         leaves, form = jax.tree.flatten(arguments)
         place = (function, static, form, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
-        if place not in _PROGRAMS:
-            _PROGRAMS[place] = function.lower(*static, *arguments).compile()
-            self.compiling += time.perf_counter() - began
-            began = time.perf_counter()
-        answer = jax.block_until_ready(_PROGRAMS[place](*arguments))
+        with all_cores(self.members) as everywhere:
+            arguments = everywhere(arguments)
+            if place not in _PROGRAMS:
+                _PROGRAMS[place] = function.lower(*static, *arguments).compile()
+                self.compiling += time.perf_counter() - began
+                began = time.perf_counter()
+            answer = jax.block_until_ready(everywhere(_PROGRAMS[place](*arguments)))
         self.running += time.perf_counter() - began
         return answer
 
@@ -308,7 +312,7 @@ def _held_out_nll(settings, shared, learned, windows, keys):
     """Mean over members; a member that leaves the world in one of these short windows has no use."""
 
     def one(learned: fit.Learned, windows: Windows, key: PRNGKeyArray) -> Array:
-        members = learned.dynamics.draw(key=key)
+        members = spread(learned.dynamics.draw(key=key))
         likelihood = fit.LIKELIHOODS[settings.first_state]
         assert isinstance(learned.dynamics, AbstractField)
         judged = likelihood(learned.dynamics, members, windows, learned.log_noise, named(settings.solver))

@@ -42,6 +42,7 @@ from ctrlax.model.training import AbstractTraining, mean_rate, training_of
 from ctrlax.model.update import Health
 from ctrlax.model.windows import Recording
 from ctrlax.ode.control import Exploring, draw_path
+from ctrlax.ode.cores import all_cores
 from ctrlax.ode.randomness import host_generator
 from ctrlax.world.collect import random_controls, simulate
 from ctrlax.world.environment import Environment
@@ -83,6 +84,11 @@ class Laboratory:
         if registry.makes_transitions(self.config.model.family):
             return dataclasses.replace(agent, horizon_step=step, members_per_start="all")
         return agent if agent.horizon_step else dataclasses.replace(agent, horizon_step=step)
+
+    @property
+    def shared_out(self) -> int:
+        """Members that are shared out over the cores; the small updates of transitions are no quicker for it."""
+        return 1 if registry.makes_transitions(self.config.model.family) else self.config.model.members
 
     def start(self, seeds: Sequence[int], dataset: Dataset | None = None) -> RunState:
         """Lines 1 and 2 of Algorithm 1: fresh dynamics, actor and critic; N0 random trajectories, or logged ones."""
@@ -149,7 +155,7 @@ class Laboratory:
 
     def _fresh_model(self, experience: Experience, keys: Key[Array, " seed"]) -> fit.Learned:
         environment = self.environment
-        noise = jnp.full(environment.observation_size, self.config.fit.initial_log_noise)
+        noise = jnp.full(environment.observation_size, self.config.fit.initial_log_noise, jnp.float32)
         made = []
         for seed, key in enumerate(keys):
             data = experience.dataset(seed, self.names)
@@ -186,9 +192,10 @@ class Laboratory:
         """Lines 5 to 8: some updates of the dynamics, or of their gradient-matching start."""
         matching = state.phase == MATCH
         length = chunk_length(self.updates(state.phase))
-        fitting, metrics = _fit_updates(
-            self.training, matching, length, state.fitting, recordings, jnp.asarray(state.step_scale, jnp.float32)
-        )
+        scale = jnp.asarray(state.step_scale, jnp.float32)
+        with all_cores(self.shared_out) as everywhere:
+            inputs = everywhere((state.fitting, recordings, scale))
+            fitting, metrics = everywhere(_fit_updates(self.training, matching, length, *inputs))
         return _counted(_replace(state, fitting=fitting), metrics, length)
 
     def improve_chunk(self, state: RunState) -> tuple[RunState, Rows]:
@@ -196,11 +203,13 @@ class Laboratory:
         settings = self.agent_settings
         length = chunk_length(settings.updates)
         ramp = min((state.round - 1) / settings.bootstrap_ramp, 1.0) if settings.bootstrap_ramp else 1.0
-        agent, metrics = _agent_updates(
-            settings, self.reward_rate, self.environment.begin_observations, length,
+        inputs = (
             state.fitting.learned.dynamics, state.agent, self._starts(state.experience),
             jnp.asarray(ramp, jnp.float32), jnp.asarray(state.step_scale, jnp.float32),
         )  # fmt: skip
+        fixed = settings, self.reward_rate, self.environment.begin_observations, length
+        with all_cores(self.shared_out) as everywhere:
+            agent, metrics = everywhere(_agent_updates(*fixed, *everywhere(inputs)))
         state, rows = _counted(_replace(state, agent=agent), metrics, length)
         return _replace(state, imagined_reward=rows["reward"].astype(np.float64)), rows
 

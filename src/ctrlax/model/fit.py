@@ -19,6 +19,7 @@ from ctrlax.model import first_state as inference
 from ctrlax.model.dynamics import AbstractDynamics, AbstractField, Members
 from ctrlax.model.update import guarded_update
 from ctrlax.model.windows import Recording, Windows, draw_windows, newest, path_action
+from ctrlax.ode.cores import spread
 from ctrlax.ode.lanes import solve_lanes
 from ctrlax.ode.solve import explicit_step
 from ctrlax.ode.solvers import Adaptive, Fixed, SolverSetting, named
@@ -192,7 +193,7 @@ def negative_elbo(
     """
     dynamics = learned.dynamics
     assert isinstance(dynamics, AbstractField)
-    members = dynamics.draw(key=key)
+    members = spread(dynamics.draw(key=key))
     judged = LIKELIHOODS[first_state](dynamics, members, windows, learned.log_noise, setting)
     wrong, healthy = judged.wrong, judged.healthy
     count = jnp.sum(healthy) * wrong.shape[2]  # none healthy: the loss is NaN and the update is left out
@@ -288,7 +289,7 @@ def matching_update(
     def loss_of(trained: Learned) -> tuple[Array, None]:
         dynamics = eqx.combine(trained, fixed).dynamics
         assert isinstance(dynamics, AbstractField)
-        members = dynamics.draw(key=draw_key)
+        members = spread(dynamics.draw(key=draw_key))
         rates = jax.vmap(lambda m: jax.vmap(jax.vmap(lambda o, a: dynamics.rate(m, o, a)))(middle, middle_action))(
             members
         )

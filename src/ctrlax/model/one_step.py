@@ -63,7 +63,7 @@ def begin(learned: Learned, *, key: PRNGKeyArray) -> OneStepState:
     moments = _ADAM.init(eqx.filter(dynamics, eqx.is_inexact_array))
     key, resampling = jax.random.split(key)
     none = jnp.zeros(dynamics.learner_count(), jnp.int32)
-    lowest = jnp.full(dynamics.learner_count(), jnp.inf)
+    lowest = jnp.full(dynamics.learner_count(), jnp.inf, jnp.float32)
     return OneStepState(learned, dynamics, moments, lowest, none, none, jnp.zeros((), jnp.int32), key, resampling)
 
 

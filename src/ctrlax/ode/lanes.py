@@ -29,9 +29,9 @@ LaneField = Callable[[Any, Any, Any, Float[Array, ""], Float[Array, " state"]], 
 class Kept(NamedTuple):
     """Where each step began and when it ended; a rejected one, or one of a trajectory at its end, has no length."""
 
-    left: Float[Array, "step *seed member lane"]
-    right: Float[Array, "step *seed member lane"]
-    before: Float[Array, "step *seed member lane state"]
+    left: Float[Array, "seed step trajectory"]
+    right: Float[Array, "seed step trajectory"]
+    before: Float[Array, "seed step trajectory state"]
 
 
 def solve_lanes(
@@ -83,13 +83,12 @@ class _Problem(NamedTuple):
     max_steps: int
 
     def rates(self, arrays: Any, shape: tuple[int, ...]) -> Rates:
-        """The field of all trajectories in one row; ``shape`` is (seed,) member, lane."""
+        """The field of all trajectories in one row; ``shape`` is seed, member, lane."""
 
         def one(common: Any, member: Any, own: Any, time: Array, state: Array) -> Array:
             return self.field((common, member, own), time, state)
 
-        over = jax.vmap(jax.vmap(one, (None, None, 0, 0, 0)), (None, 0, 0, 0, 0))
-        over = jax.vmap(over) if len(shape) == 3 else over
+        over = jax.vmap(jax.vmap(jax.vmap(one, (None, None, 0, 0, 0)), (None, 0, 0, 0, 0)))
         common, members, own = arrays
 
         def rates(at: Float[Array, " trajectory"], states: Float[Array, "trajectory state"]) -> Array:
@@ -100,7 +99,7 @@ class _Problem(NamedTuple):
 
 
 def _answered(problem: _Problem, arrays: Any, starts: Array, times: Array) -> tuple[Array, Array, Array]:
-    there, back = _seeded(partial(_there, problem)), _seeded(partial(_back, problem))
+    there, back = _for_all_seeds(partial(_there, problem)), _for_all_seeds(partial(_back, problem))
 
     @jax.custom_vjp
     def answer(arrays: Any, starts: Array, times: Array) -> tuple[Array, Array, Array]:
@@ -137,25 +136,36 @@ def _is_primal(leaf: Any) -> bool:
     return hasattr(leaf, "perturbed")
 
 
-def _seeded(run: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``run(seeds, arguments)`` for one seed, and under `vmap` for all seeds at once: their axis comes first."""
+def _for_all_seeds(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``run(arguments)``, whose leaves have the seed axis first, for one seed; under `vmap` for all in one loop.
+
+    Nested, `vmap`s make one axis of seeds. The innermost varies slowest: it may be spread over cores, and stays so.
+    """
 
     @custom_vmap
-    def alone(arguments: Any) -> Any:
-        return run(None, arguments)
+    def all_seeds(arguments: Any) -> Any:
+        return run(arguments)
 
-    @alone.def_vmap
-    def together(size: int, batched: list[Any], arguments: Any) -> tuple[Any, Any]:
-        def spread(leaf: Array, has: bool) -> Array:
-            return leaf if has else jnp.broadcast_to(leaf, (size, *leaf.shape))
+    @all_seeds.def_vmap
+    def more_seeds(size: int, batched: list[Any], arguments: Any) -> tuple[Any, Any]:
+        def joined(leaf: Array, has: bool) -> Array:
+            leaf = leaf if has else jnp.broadcast_to(leaf, (size, *leaf.shape))
+            return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
 
-        answers = run(size, jax.tree.map(spread, arguments, batched[0]))
+        def parted(leaf: Array) -> Array:
+            return jnp.swapaxes(leaf.reshape(-1, size, *leaf.shape[1:]), 0, 1)
+
+        answers = jax.tree.map(parted, all_seeds(jax.tree.map(joined, arguments, batched[0])))
         return answers, jax.tree.map(lambda _: True, answers)
 
-    return alone
+    def one_seed(arguments: Any) -> Any:
+        answers = all_seeds(jax.tree.map(lambda leaf: leaf[None], arguments))
+        return jax.tree.map(lambda leaf: leaf[0], answers)
+
+    return one_seed
 
 
-def _there(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
+def _there(problem: _Problem, arguments: Any) -> tuple[tuple[Array, Array, Array], tuple[Array, Kept]]:
     arrays, starts, times = arguments
     shape = starts.shape[:-1]
     rates, setting = problem.rates(arrays, shape), problem.setting
@@ -166,7 +176,8 @@ def _there(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[tuple[
     breaks = wanted[:, 1:-1] if problem.jumps and wanted.shape[1] > 2 else None
     limits = Limits(wanted[:, -1], breaks, SMALLEST_STEP * (wanted[:, -1] - wanted[:, 0]), problem.max_steps)
     lanes = begin(rates, rows, wanted[:, 0], setting)
-    empty = Kept(*(jnp.zeros((problem.max_steps, *part.shape), part.dtype) for part in (lanes.time, lanes.time, rows)))
+    by_seed = partial(_by_seed, len(starts))
+    empty = [jnp.zeros_like(by_seed(part), shape=_with_steps(by_seed(part), problem)) for part in (lanes.time, rows)]
     states = jnp.broadcast_to(rows[:, None], (*wanted.shape, rows.shape[1]))
 
     def step(carry: tuple[Int[Array, ""], Lanes, Kept, Array]) -> tuple[Int[Array, ""], Lanes, Kept, Array]:
@@ -174,27 +185,22 @@ def _there(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[tuple[
         lanes, row = attempt(rates, lanes, setting, limits)
         here = (wanted > row.left[:, None]) & (wanted <= row.right[:, None])
         seen = _read(row.left, row.right, row.before, row.after, row.slopes, wanted, here, problem)
-        kept = jax.tree.map(lambda all, new: all.at[place].set(new), kept, Kept(row.left, row.right, row.before))
+        kept = jax.tree.map(
+            lambda all, new: all.at[:, place].set(by_seed(new)), kept, Kept(row.left, row.right, row.before)
+        )
         return place + 1, lanes, kept, jnp.where(here[..., None], seen, states)
 
     count, lanes, kept, states = jax.lax.while_loop(
-        lambda carry: jnp.any(limits.running(carry[1])), step, (jnp.asarray(0), lanes, empty, states)
+        lambda carry: jnp.any(limits.running(carry[1])), step, (jnp.asarray(0), lanes, Kept(empty[0], *empty), states)
     )
     healthy = sound & (lanes.time >= limits.end) & ~lanes.lost & jnp.all(jax.vmap(jax.vmap(inside_limit))(states), 1)
     answers = states.reshape(*shape, *states.shape[1:]), healthy.reshape(shape), lanes.work.reshape(shape)
-    kept = jax.tree.map(lambda part: part.reshape(len(part), *shape, *part.shape[2:]), kept)
-    counts = jnp.broadcast_to(count, () if seeds is None else (seeds,))
-    if seeds is not None:  # what comes out of `vmap` has its axis first
-        kept = jax.tree.map(lambda part: jnp.moveaxis(part, 1, 0), kept)
-    return answers, (counts, kept)
+    return answers, (jnp.broadcast_to(count, len(starts)), kept)
 
 
-def _back(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[Any, Float[Array, "*seed member lane state"]]:
+def _back(problem: _Problem, arguments: Any) -> tuple[Any, Float[Array, "seed member lane state"]]:
     moving, still, starts, times, healthy, (counts, kept), asked = arguments
     shape = starts.shape[:-1]
-    if seeds is not None:
-        kept = jax.tree.map(lambda part: jnp.moveaxis(part, 0, 1), kept)
-    kept = jax.tree.map(lambda part: part.reshape(part.shape[0], -1, *part.shape[1 + len(shape) :]), kept)
     healthy, wanted = healthy.reshape(-1), _by_trajectory(times, shape)
     rows = starts.reshape(-1, starts.shape[-1])
     rows = jnp.where(jax.vmap(inside_limit)(rows)[:, None], rows, 0.0)
@@ -202,7 +208,7 @@ def _back(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[Any, Fl
 
     def step(carry: tuple[Int[Array, ""], Any, Array]) -> tuple[Int[Array, ""], Any, Array]:
         place, by_moving, by_state = carry
-        left, right, before = (part[place - 1] for part in kept)
+        left, right, before = (part[:, place - 1].reshape(-1, *part.shape[3:]) for part in kept)
         taken = healthy & (right > left)
         # Where nothing is learned from, the field is asked at the start, where it is finite.
         before, right = jnp.where(healthy[:, None], before, rows), jnp.where(taken, right, left)
@@ -223,9 +229,16 @@ def _back(problem: _Problem, seeds: int | None, arguments: Any) -> tuple[Any, Fl
     return by_moving, (by_state + asked[:, 0]).reshape(starts.shape)
 
 
-def _by_trajectory(times: Float[Array, "*seed time"], shape: tuple[int, ...]) -> Float[Array, "trajectory time"]:
-    spread = times.reshape(*times.shape[:-1], *[1] * (len(shape) + 1 - times.ndim), times.shape[-1])
-    return jnp.broadcast_to(spread, (*shape, times.shape[-1])).reshape(-1, times.shape[-1])
+def _by_trajectory(times: Float[Array, "seed time"], shape: tuple[int, ...]) -> Float[Array, "trajectory time"]:
+    return jnp.broadcast_to(times[:, None, None], (*shape, times.shape[-1])).reshape(-1, times.shape[-1])
+
+
+def _by_seed(seeds: int, rows: Float[Array, "trajectory *state"]) -> Float[Array, "seed _ *state"]:
+    return rows.reshape(seeds, -1, *rows.shape[1:])
+
+
+def _with_steps(rows: Float[Array, "seed _ *state"], problem: _Problem) -> tuple[int, ...]:
+    return (rows.shape[0], problem.max_steps, *rows.shape[1:])
 
 
 def _replayed(

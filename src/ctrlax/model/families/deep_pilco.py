@@ -111,7 +111,8 @@ def build(blueprint: Blueprint, *, key: PRNGKeyArray) -> NeuralTransition:
     layers = jax.tree.map(lambda leaf: leaf[None], init_layers(sizes, gain=settings.gain, key=key))
     start = math.log(INITIAL_RATE / (1 - INITIAL_RATE))
     weights = Dropout(
-        layers, jnp.full((1, len(HIDDEN)), start / 10), jnp.full((1, sizes[-1]), INITIAL_LOG_VARIANCE / 10),
+        layers, jnp.full((1, len(HIDDEN)), start / 10, jnp.float32),
+        jnp.full((1, sizes[-1]), INITIAL_LOG_VARIANCE / 10, jnp.float32),
         settings.members, settings.dropout,
     )  # fmt: skip
     return neural_transition(weights, inputs, blueprint)

@@ -85,7 +85,9 @@ def ensemble(inputs: AbstractInputs, blueprint: Blueprint, *, key: PRNGKeyArray)
     keys = jax.random.split(key, settings.members)
     layers = jax.vmap(lambda k: init_layers(sizes, gain=settings.gain, key=k))(keys)
     shape = settings.members, blueprint.coordinates.observation_size
-    weights = Ensemble(layers, jnp.full(shape, HIGHEST), jnp.full(shape, LOWEST), settings.members)
+    weights = Ensemble(
+        layers, jnp.full(shape, HIGHEST, jnp.float32), jnp.full(shape, LOWEST, jnp.float32), settings.members
+    )
     return neural_transition(weights, inputs, blueprint)
 
 

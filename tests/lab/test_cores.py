@@ -1,0 +1,101 @@
+"""Members shared out over CPU devices: the same update to rounding.
+
+JAX must be told how many devices there are before it starts. Run as a program, this file is a process that has two; it
+compares one update of each phase on both with that on one, from the same state.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+CASES = ("rk4 one", "rk4 all", "dopri5 all", "rk4 one, three seeds", "rk4 one, five members")
+PHASES = ("match", "fit", "improve")
+
+
+def _laboratory(case):
+    import ctrlax
+    from ctrlax.config import preset
+    from ctrlax.lab.phases import Laboratory
+
+    solver, how = case.split(",")[0].split()
+    settings = preset("paper", "pendulum").replaced(
+        fit__solver=solver, agent__solver=solver, agent__members_per_start=how, model__members=5 if "five" in case else 2,
+        fit__matching_updates=1, fit__updates=1, fit__warmup_updates=0, agent__updates=1, agent__starts=10,
+    )  # fmt: skip
+    return Laboratory(ctrlax.make("pendulum"), settings)
+
+
+def _update(laboratory, state):
+    """One update of the phase: the state, and what must agree: losses, and Adam's moments, which are the gradient's."""
+    import jax
+    import numpy as np
+
+    if state.phase == "improve":
+        after, rows = laboratory.improve_chunk(state)
+        moments = after.agent.policy_moments, after.agent.critic_moments
+    else:
+        after, rows = laboratory.fit_chunk(state, laboratory.recordings(state))
+        moments = after.fitting.optimiser
+    rows.pop("health")
+    devices = max(len(leaf.devices()) for leaf in jax.tree.leaves(moments))
+    return after, [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((moments, rows))], devices
+
+
+def _program(case):
+    import numpy as np
+
+    from ctrlax.lab import phases
+
+    laboratory, found = _laboratory(case), {}
+    state = laboratory.start([0, 1, 2] if "three" in case else [0])
+    for phase in PHASES:
+        assert state.phase == phase
+        after, several, devices = _update(laboratory, state)
+        with mock.patch.object(phases, "all_cores", lambda members: contextlib.nullcontext(lambda tree: tree)):
+            _, alone, one = _update(laboratory, _on_one(state))
+        wrong = [np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in zip(several, alone, strict=True)]
+        found[phase] = {"devices": devices, "one": one, "wrong": float(max(wrong))}
+        state = laboratory.next_phase(after)
+    print(json.dumps(found))
+
+
+def _on_one(state):
+    import jax
+
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, jax.devices()[0]) if isinstance(leaf, jax.Array) else leaf, state
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_on_two_devices_is_that_on_one(case):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "EQX_ON_ERROR": "nan"}
+    done = subprocess.run([sys.executable, __file__, case], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for phase, said in json.loads(done.stdout.splitlines()[-1]).items():
+        assert said["one"] == 1
+        assert said["devices"] == (1 if "five" in case else 2), phase  # five members cannot be shared by two
+        assert said["wrong"] < 1e-5, phase
+
+
+def test_the_command_line_asks_for_a_device_for_every_core(monkeypatch):
+    from ctrlax.cli import prepare_jax
+
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "anywhere")
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    prepare_jax()
+    assert int(os.environ["JAX_NUM_CPU_DEVICES"]) >= 1
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")  # who says otherwise is heard
+    prepare_jax()
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == "1"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+    _program(sys.argv[1])
