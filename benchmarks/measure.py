@@ -15,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ctrlax.lab.header import make_header
+from ctrlax.machine import usable_cores
+
+jax.config.update("jax_num_cpu_devices", usable_cores())  # as the command line does
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = Path(__file__).parent / "peer"

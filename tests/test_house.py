@@ -13,7 +13,7 @@ import ctrlax
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "ctrlax"
 ROOMS = ("ode", "world", "model", "agent", "lab")
-BASE = ("errors", "names", "config")  # what every room may know
+BASE = ("errors", "names", "machine", "config")  # what every room may know
 IMPORTED_WHERE_USED = ("ray", "gymnasium", "pyarrow", "matplotlib", "PIL")
 FILES_OPENED_IN = ("cli.py", "model/dataset.py", "world/load.py", "world/render.py", "lab/")
 OPENING_METHODS = {

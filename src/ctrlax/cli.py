@@ -27,6 +27,7 @@ from ctrlax.commands.simulate import Simulate
 from ctrlax.commands.sweep import Sweep
 from ctrlax.commands.train import Train
 from ctrlax.errors import UserError
+from ctrlax.machine import usable_cores
 from ctrlax.names import unknown_name
 
 
@@ -102,7 +103,7 @@ def prepare_jax() -> None:
     Equinox's run-time errors are callbacks, with which nothing can be kept; as NaN the health checks catch them.
     """
     os.environ.setdefault("EQX_ON_ERROR", "nan")
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(_usable_cores()))  # see ode/cores.py
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(usable_cores()))  # see ode/cores.py
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctrlax" / "jax"
@@ -112,10 +113,6 @@ def prepare_jax() -> None:
         return  # a home that cannot be written costs time, nothing else
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end(code: int, message: str, error: BaseException) -> None:

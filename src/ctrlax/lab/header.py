@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrlax.errors import UserError
+from ctrlax.machine import usable_cores
 
 FORMAT = 1  # of a run folder; counts up when an older ctrlax could not resume a newer run, or the other way
 PACKAGES = ("jax", "jaxlib", "diffrax", "equinox", "optax", "numpy", "ctrlax")
@@ -81,8 +81,8 @@ def _hardware() -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"platform": device.platform, "device": device.device_kind, "devices": jax.device_count(), "cores": cores}
+    found = {"platform": device.platform, "device": device.device_kind, "devices": jax.device_count()}
+    return found | {"cores": usable_cores()}
 
 
 def _commit() -> str | None:
