@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctrlax.ode.lanes import solve_lanes
+from ctrlax.ode.lanes import FEWEST, solve_lanes
 from ctrlax.ode.solve import solve
 from ctrlax.ode.solvers import SOLVERS, Adaptive
 
 ADAPTIVE = [name for name, setting in SOLVERS.items() if isinstance(setting, Adaptive)]
 TIMES = np.array([0.0, 0.4, 1.1, 1.3, 2.0])
-MEMBERS, LANES = 2, 3
+MEMBERS, LANES = 2, 9  # enough for both stages: the slowest go on alone
 CHANCE = np.random.default_rng(0)
 STARTS = CHANCE.normal(size=(MEMBERS, LANES, 2))
 WEIGHTS = CHANCE.normal(size=(MEMBERS, LANES, len(TIMES), 2))
@@ -79,6 +79,20 @@ def test_states_health_and_work_are_those_of_each_alone(name):
     np.testing.assert_array_equal(many.healthy, each.healthy)
     assert np.abs(np.asarray(many.work - each.work)).max() <= 1  # one evaluation at the start is not repeated
     assert len(set(np.asarray(many.work).ravel())) > 1  # they did not step together
+
+
+def test_few_trajectories_are_all_in_one_stage():
+    setting, few = adaptive("dopri5"), lambda leaf: leaf[:, : FEWEST - 1]
+    arrays = jax.tree.map(jnp.asarray, ARRAYS)
+    fewer = {**arrays, "own": few(arrays["own"])}
+    found = {}
+    for name, inputs in {"all": (arrays, STARTS), "few": (fewer, few(STARTS))}.items():
+        solve = jax.make_jaxpr(lambda a, s: together(setting, a, s, False).states)
+        found[name] = str(solve(inputs[0], jnp.asarray(inputs[1]))).count("while[")
+    assert (found["few"], found["all"]) == (1, 2)
+    some = together(setting, fewer, jnp.asarray(few(STARTS)), False)
+    every = together(setting, arrays, jnp.asarray(STARTS), False)
+    np.testing.assert_allclose(some.states, few(every.states), atol=1e-12)
 
 
 def difference(one, other):

@@ -4,6 +4,9 @@ The way there keeps where each step began and how long it was. The way back take
 the first, one at a time, and differentiates each: the derivative of what the solver computed (P4), the lengths of its
 steps taken as given. What trajectories share (a member's weights, a policy) is one array in every product, so that its
 derivative is one product too, and not one for every trajectory.
+
+The loop lasts as long as the trajectory with the most steps, and all the others would be computed until then. So it
+has two stages: when few of each member's trajectories still run, the others are put aside and these go on alone.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ from jaxtyping import Array, Bool, Float, Int
 from ctrlax.ode.solve import SMALLEST_STEP, Solution, inside_limit, solve, stopping
 from ctrlax.ode.solvers import Adaptive
 from ctrlax.ode.stepping import Lanes, Limits, Rates, attempt, begin
+
+SHARE_LEFT = 4  # the second stage has room for one in so many of a member's trajectories
+FEWEST = 8  # trajectories of a member below which nobody is put aside: a product so small costs no less when smaller
+
+Standing = Any  # `Lanes` with the axes of member and lane, the state apart: it is differentiated
 
 # (common, member, own, time, state) -> rate, of one trajectory: what all share, what its member's share, its own.
 LaneField = Callable[[Any, Any, Any, Float[Array, ""], Float[Array, " state"]], Float[Array, " state"]]
@@ -60,8 +68,28 @@ def solve_lanes(
         common, member, own = eqx.combine(arrays, rest)
         return stopping(lambda time, state: field(common, member, own, time, state))(time, state)
 
-    states, healthy, work = _answered(_Problem(one, setting, jumps, max_steps), arrays, starts, times)
-    return Solution(states, healthy, work)
+    problem = _Problem(one, setting, jumps, max_steps)
+    sound = jax.vmap(jax.vmap(inside_limit))(starts)
+    begins = jnp.where(sound[..., None], starts, 0.0)
+    standing = _begun(problem, *jax.lax.stop_gradient((arrays, begins)), times)
+    lanes = starts.shape[1]
+    few = -(-lanes // SHARE_LEFT) if lanes >= FEWEST else 0
+    ends, seen, standing = _stage(problem, few, arrays, begins, standing, times)
+    if few:
+        running = (standing.time < times[-1]) & ~standing.lost & (standing.steps < max_steps)
+        chosen = jnp.argsort(~running, axis=1, stable=True)[:, :few]
+        taken = partial(jax.tree.map, lambda leaf: jax.vmap(lambda row, places: row[places])(leaf, chosen))
+        rest_of = arrays[0], arrays[1], taken(arrays[2])
+        _, seen_later, standing_later = _stage(problem, 0, rest_of, taken(ends), taken(standing), times)
+        put = jax.vmap(lambda row, places, later: row.at[places].set(later))
+        standing = jax.tree.map(lambda leaf, later: put(leaf, chosen, later), standing, standing_later)
+        seen = jax.vmap(lambda row, places, later: row.at[places].add(later))(seen, chosen, seen_later)
+    reached = (times > times[0]) & (times <= standing.time[..., None])
+    states = jnp.where(reached[..., None], seen, begins[:, :, None])
+    finite = jnp.all(jax.vmap(jax.vmap(jax.vmap(inside_limit)))(states), axis=-1)
+    healthy = sound & (standing.time >= times[-1]) & ~standing.lost & finite
+    states = jnp.where(healthy[..., None, None], states, jax.lax.stop_gradient(states))
+    return Solution(states, healthy, standing.work)
 
 
 def _each_alone(field, common, members, own, starts, times, setting, jumps, max_steps) -> Solution:
@@ -98,30 +126,53 @@ class _Problem(NamedTuple):
         return rates
 
 
-def _answered(problem: _Problem, arrays: Any, starts: Array, times: Array) -> tuple[Array, Array, Array]:
-    there, back = _for_all_seeds(partial(_there, problem)), _for_all_seeds(partial(_back, problem))
+def _begun(problem: _Problem, arrays: Any, begins: Float[Array, "member lane state"], times: Array) -> Standing:
+    """Every trajectory with its first step."""
+    shape = (1, *begins.shape[:2])
+    rates = problem.rates(jax.tree.map(lambda leaf: leaf[None], arrays), shape)
+    rows = begins.reshape(-1, begins.shape[-1])
+    lanes = begin(rates, rows, jnp.full(len(rows), times[0]), problem.setting)
+    shaped = jax.tree.map(lambda leaf: leaf.reshape(*shape[1:], *leaf.shape[1:]), lanes)
+    return shaped._replace(state=None)
+
+
+def _stage(
+    problem: _Problem,
+    few: int,
+    arrays: Any,
+    begins: Float[Array, "member lane state"],
+    standing: Standing,
+    times: Array,
+) -> tuple[Float[Array, "member lane state"], Float[Array, "member lane time state"], Standing]:
+    """Steps until at most ``few`` of every member's trajectories run: where they end, and what was passed.
+
+    States at times that were not passed are zero.
+    """
+    there, back = _for_all_seeds(partial(_there, problem, few)), _for_all_seeds(partial(_back, problem))
 
     @jax.custom_vjp
-    def answer(arrays: Any, starts: Array, times: Array) -> tuple[Array, Array, Array]:
-        return there((arrays, starts, times))[0]
+    def stage(arrays: Any, begins: Array, standing: Standing, times: Array) -> tuple[Array, Array, Standing]:
+        return there((arrays, begins, standing, times))[0]
 
-    def forwards(arrays: Any, starts: Any, times: Any) -> tuple[Any, Any]:
+    def forwards(arrays: Any, begins: Any, standing: Any, times: Any) -> tuple[Any, Any]:
         # Only what a derivative is asked of gets one: the weights of a model that stands still are half the work.
-        values, asked = _values((arrays, starts, times)), _asked(arrays)
+        values, asked = _values((arrays, begins, standing, times)), _asked(arrays)
         answers, kept = there(values)
         moving, still = eqx.partition(values[0], asked)
-        return answers, (moving, still, *values[1:], answers[1], kept)
+        return answers, (moving, still, values[1], values[3], kept)
 
-    def backwards(residuals: Any, slopes: Any) -> tuple[Any, Any, None]:
-        asked_states = slopes[0]
-        if isinstance(asked_states, jax.custom_derivatives.SymbolicZero):
-            begins, times = residuals[2:4]
-            asked_states = jnp.zeros((*begins.shape[:-1], len(times), begins.shape[-1]), begins.dtype)
-        by_arrays, by_starts = back((*residuals, asked_states))
-        return by_arrays, by_starts, None
+    def backwards(residuals: Any, slopes: Any) -> tuple[Any, Any, None, None]:
+        begins, times = residuals[2:4]
+        seen = (*begins.shape[:-1], len(times), begins.shape[-1])
+        asked = [
+            jnp.zeros(shape, begins.dtype) if isinstance(slope, jax.custom_derivatives.SymbolicZero) else slope
+            for slope, shape in zip(slopes[:2], (begins.shape, seen), strict=True)
+        ]
+        by_arrays, by_begins = back((*residuals, *asked))
+        return by_arrays, by_begins, None, None
 
-    answer.defvjp(forwards, backwards, symbolic_zeros=True)
-    return answer(arrays, starts, times)
+    stage.defvjp(forwards, backwards, symbolic_zeros=True)
+    return stage(arrays, begins, standing, times)
 
 
 def _values(tree: Any) -> Any:
@@ -165,24 +216,27 @@ def _for_all_seeds(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return one_seed
 
 
-def _there(problem: _Problem, arguments: Any) -> tuple[tuple[Array, Array, Array], tuple[Array, Kept]]:
-    arrays, starts, times = arguments
-    shape = starts.shape[:-1]
-    rates, setting = problem.rates(arrays, shape), problem.setting
-    rows = starts.reshape(-1, starts.shape[-1])
-    sound = jax.vmap(inside_limit)(rows)
-    rows = jnp.where(sound[:, None], rows, 0.0)
+def _there(
+    problem: _Problem, few: int, arguments: Any
+) -> tuple[tuple[Array, Array, Standing], tuple[Int[Array, " seed"], Kept]]:
+    arrays, begins, standing, times = arguments
+    shape = begins.shape[:-1]
+    rates = problem.rates(arrays, shape)
     wanted = _by_trajectory(times, shape)
     breaks = wanted[:, 1:-1] if problem.jumps and wanted.shape[1] > 2 else None
     limits = Limits(wanted[:, -1], breaks, SMALLEST_STEP * (wanted[:, -1] - wanted[:, 0]), problem.max_steps)
-    lanes = begin(rates, rows, wanted[:, 0], setting)
-    by_seed = partial(_by_seed, len(starts))
-    empty = [jnp.zeros_like(by_seed(part), shape=_with_steps(by_seed(part), problem)) for part in (lanes.time, rows)]
-    states = jnp.broadcast_to(rows[:, None], (*wanted.shape, rows.shape[1]))
+    lanes = jax.tree.map(partial(_in_a_row, 3), standing._replace(state=begins))
+    by_seed = partial(_by_seed, len(begins))
+    empty = [
+        jnp.zeros_like(by_seed(part), shape=_with_steps(by_seed(part), problem)) for part in (lanes.time, lanes.state)
+    ]
+
+    def going(carry: tuple[Int[Array, ""], Lanes, Kept, Array]) -> Bool[Array, ""]:
+        return jnp.any(jnp.sum(limits.running(carry[1]).reshape(shape), axis=-1) > few)
 
     def step(carry: tuple[Int[Array, ""], Lanes, Kept, Array]) -> tuple[Int[Array, ""], Lanes, Kept, Array]:
         place, lanes, kept, states = carry
-        lanes, row = attempt(rates, lanes, setting, limits)
+        lanes, row = attempt(rates, lanes, problem.setting, limits)
         here = (wanted > row.left[:, None]) & (wanted <= row.right[:, None])
         seen = _read(row.left, row.right, row.before, row.after, row.slopes, wanted, here, problem)
         kept = jax.tree.map(
@@ -190,28 +244,28 @@ def _there(problem: _Problem, arguments: Any) -> tuple[tuple[Array, Array, Array
         )
         return place + 1, lanes, kept, jnp.where(here[..., None], seen, states)
 
+    nothing = jnp.zeros((*wanted.shape, begins.shape[-1]), begins.dtype)
     count, lanes, kept, states = jax.lax.while_loop(
-        lambda carry: jnp.any(limits.running(carry[1])), step, (jnp.asarray(0), lanes, Kept(empty[0], *empty), states)
+        going, step, (jnp.asarray(0), lanes, Kept(empty[0], *empty), nothing)
     )
-    healthy = sound & (lanes.time >= limits.end) & ~lanes.lost & jnp.all(jax.vmap(jax.vmap(inside_limit))(states), 1)
-    answers = states.reshape(*shape, *states.shape[1:]), healthy.reshape(shape), lanes.work.reshape(shape)
-    return answers, (jnp.broadcast_to(count, len(starts)), kept)
+    lanes = jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), lanes)
+    answers = lanes.state, states.reshape(*shape, *states.shape[1:]), lanes._replace(state=None)
+    return answers, (jnp.broadcast_to(count, len(begins)), kept)
 
 
 def _back(problem: _Problem, arguments: Any) -> tuple[Any, Float[Array, "seed member lane state"]]:
-    moving, still, starts, times, healthy, (counts, kept), asked = arguments
-    shape = starts.shape[:-1]
-    healthy, wanted = healthy.reshape(-1), _by_trajectory(times, shape)
-    rows = starts.reshape(-1, starts.shape[-1])
-    rows = jnp.where(jax.vmap(inside_limit)(rows)[:, None], rows, 0.0)
-    asked = jnp.where(healthy[:, None, None], asked.reshape(*wanted.shape, -1), 0.0)
+    moving, still, begins, times, (counts, kept), asked_end, asked = arguments
+    shape = begins.shape[:-1]
+    rows, asked_end, asked = (_in_a_row(3, part) for part in (begins, asked_end, asked))
+    wanted = _by_trajectory(times, shape)
+    learned = jnp.any(asked_end != 0, axis=-1) | jnp.any(asked != 0, axis=(-2, -1))
 
     def step(carry: tuple[Int[Array, ""], Any, Array]) -> tuple[Int[Array, ""], Any, Array]:
         place, by_moving, by_state = carry
         left, right, before = (part[:, place - 1].reshape(-1, *part.shape[3:]) for part in kept)
-        taken = healthy & (right > left)
+        taken = learned & (right > left)
         # Where nothing is learned from, the field is asked at the start, where it is finite.
-        before, right = jnp.where(healthy[:, None], before, rows), jnp.where(taken, right, left)
+        before, right = jnp.where(learned[:, None], before, rows), jnp.where(taken, right, left)
         here = (wanted > left[:, None]) & (wanted <= right[:, None])
 
         def again(moving: Any, before: Array) -> tuple[Array, Array]:
@@ -224,9 +278,13 @@ def _back(problem: _Problem, arguments: Any) -> tuple[Any, Float[Array, "seed me
         more, by_state = pulled((by_state, jnp.where(here[..., None], asked, 0.0)))
         return place - 1, jax.tree.map(jnp.add, by_moving, more), by_state
 
-    begun = (jnp.max(counts), jax.tree.map(jnp.zeros_like, moving), jnp.zeros_like(rows))
+    begun = (jnp.max(counts), jax.tree.map(jnp.zeros_like, moving), asked_end)
     _, by_moving, by_state = jax.lax.while_loop(lambda carry: carry[0] > 0, step, begun)
-    return by_moving, (by_state + asked[:, 0]).reshape(starts.shape)
+    return by_moving, by_state.reshape(begins.shape)
+
+
+def _in_a_row(axes: int, leaf: Array) -> Array:
+    return leaf.reshape(-1, *leaf.shape[axes:])
 
 
 def _by_trajectory(times: Float[Array, "seed time"], shape: tuple[int, ...]) -> Float[Array, "trajectory time"]:
