@@ -76,20 +76,36 @@ def solve_lanes(
     few = -(-lanes // SHARE_LEFT) if lanes >= FEWEST else 0
     ends, seen, standing = _stage(problem, few, arrays, begins, standing, times)
     if few:
-        running = (standing.time < times[-1]) & ~standing.lost & (standing.steps < max_steps)
-        chosen = jnp.argsort(~running, axis=1, stable=True)[:, :few]
-        taken = partial(jax.tree.map, lambda leaf: jax.vmap(lambda row, places: row[places])(leaf, chosen))
-        rest_of = arrays[0], arrays[1], taken(arrays[2])
-        _, seen_later, standing_later = _stage(problem, 0, rest_of, taken(ends), taken(standing), times)
-        put = jax.vmap(lambda row, places, later: row.at[places].set(later))
-        standing = jax.tree.map(lambda leaf, later: put(leaf, chosen, later), standing, standing_later)
-        seen = jax.vmap(lambda row, places, later: row.at[places].add(later))(seen, chosen, seen_later)
+        seen, standing = _alone(problem, few, arrays, ends, seen, standing, times)
     reached = (times > times[0]) & (times <= standing.time[..., None])
     states = jnp.where(reached[..., None], seen, begins[:, :, None])
     finite = jnp.all(jax.vmap(jax.vmap(jax.vmap(inside_limit)))(states), axis=-1)
     healthy = sound & (standing.time >= times[-1]) & ~standing.lost & finite
     states = jnp.where(healthy[..., None, None], states, jax.lax.stop_gradient(states))
     return Solution(states, healthy, standing.work)
+
+
+def _alone(
+    problem: _Problem,
+    few: int,
+    arrays: Any,
+    ends: Float[Array, "member lane state"],
+    seen: Float[Array, "member lane time state"],
+    standing: Standing,
+    times: Float[Array, " time"],
+) -> tuple[Float[Array, "member lane time state"], Standing]:
+    """The second stage: every member's trajectories that still run, ``few`` of them or fewer, and nobody else."""
+    running = (standing.time < times[-1]) & ~standing.lost & (standing.steps < problem.max_steps)
+    chosen = jnp.argsort(~running, axis=1, stable=True)[:, :few]
+    common, members, own = arrays
+
+    def taken(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.vmap(lambda rows, places: rows[places])(leaf, chosen), tree)
+
+    _, later, stood = _stage(problem, 0, (common, members, taken(own)), taken(ends), taken(standing), times)
+    put = jax.vmap(lambda rows, places, new: rows.at[places].set(new))
+    standing = jax.tree.map(lambda leaf, new: put(leaf, chosen, new), standing, stood)
+    return jax.vmap(lambda rows, places, new: rows.at[places].add(new))(seen, chosen, later), standing
 
 
 def _each_alone(field, common, members, own, starts, times, setting, jumps, max_steps) -> Solution:
