@@ -5,6 +5,8 @@ import os
 import socket
 
 os.environ["MPLBACKEND"] = "Agg"
+# A worker has a core to itself, and so have the processes its tests start; tests of several devices say so.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 
 from jaxtyping import install_import_hook
 

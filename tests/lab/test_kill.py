@@ -92,7 +92,7 @@ def campaign(folder, kills, seed, rounds):
     for number, how in enumerate([*kills, "left alone"]):
         code = subprocess.run(
             [sys.executable, __file__, str(folder), how, str(1000 * seed + number), str(rounds)],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": here},
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": here},
             check=False,
         ).returncode
         assert code in (0, -signal.SIGKILL), f"session {number} ({how}) ended with {code}"

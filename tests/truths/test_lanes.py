@@ -65,7 +65,7 @@ def each_alone(setting, arrays, starts, jumps):
 
 def slopes(how, setting, jumps, arrays, starts):
     def loss(inputs):
-        return jnp.sum(WEIGHTS * jnp.sin(how(setting, inputs[0], inputs[1], jumps).states))
+        return jnp.sum(WEIGHTS[:, : starts.shape[1]] * jnp.sin(how(setting, inputs[0], inputs[1], jumps).states))
 
     return jax.jit(jax.value_and_grad(loss))((jax.tree.map(jnp.asarray, arrays), jnp.asarray(starts)))
 
@@ -102,12 +102,14 @@ def difference(one, other):
 @pytest.mark.parametrize("name", ["dopri5", "tsit5", "bosh3", "heun", "dopri8"])
 def test_gradients_are_those_of_the_same_steps_taken_alone(name):
     setting = adaptive(name).at(1e-4, 1e-6)
-    value, many = slopes(together, setting, False, ARRAYS, STARTS)
-    expected, each = slopes(each_alone, setting, False, ARRAYS, STARTS)
+    lanes = LANES if name == "dopri5" else 3  # both stages once; the methods differ in neither
+    arrays, starts = {**ARRAYS, "own": ARRAYS["own"][:, :lanes]}, STARTS[:, :lanes]
+    value, many = slopes(together, setting, False, arrays, starts)
+    expected, each = slopes(each_alone, setting, False, arrays, starts)
     assert value == pytest.approx(float(expected), rel=1e-10)
     assert difference(many, each) < 1e-7
     if name == "dopri5":  # the check can fail: other steps have other derivatives
-        assert difference(slopes(together, setting.at(3e-4, 3e-6), False, ARRAYS, STARTS)[1], each) > 1e-6
+        assert difference(slopes(together, setting.at(3e-4, 3e-6), False, arrays, starts)[1], each) > 1e-6
 
 
 def test_a_field_that_jumps_is_stepped_to_its_jumps():
