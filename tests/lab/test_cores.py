@@ -1,7 +1,7 @@
-"""Members shared out over CPU devices: the same update to rounding.
+"""Members shared out over CPU devices: the same losses and gradients to rounding.
 
 JAX must be told how many devices there are before it starts. Run as a program, this file is a process that has two; it
-compares one update of each phase on both with that on one, from the same state.
+compares an update of each phase on both with that on one, from the same state.
 """
 
 import contextlib
@@ -14,23 +14,25 @@ from unittest import mock
 
 import pytest
 
-PHASES = ("match", "fit", "improve")
+# Of the largest number of each array. An adaptive solver in float32 may take another step where rounding decides, and
+# is then off by what its tolerance allows (rtol 1e-3).
+AGREE = {"match": 1e-5, "fit": 1e-5, "improve": 1e-5, "improve, dopri5": 1e-3}
 
 
-def _laboratory():
+def _laboratory(solver):
     import ctrlax
     from ctrlax.config import preset
     from ctrlax.lab.phases import Laboratory
 
     settings = preset("paper", "pendulum").replaced(
-        fit__solver="rk4", agent__solver="dopri5", model__members=2, fit__matching_updates=1, fit__updates=1, fit__warmup_updates=0, agent__updates=1,
-        agent__starts=10,
+        fit__solver="rk4", agent__solver=solver, model__members=2, fit__matching_updates=1, fit__updates=1,
+        fit__warmup_updates=0, agent__updates=1, agent__starts=10,
     )  # fmt: skip
     return Laboratory(ctrlax.make("pendulum"), settings)
 
 
 def _update(laboratory, state):
-    """One update of the phase: the state, and what must agree: losses, and Adam's moments, which are the gradient's."""
+    """One update: the state; losses and Adam's moments, which are the gradient's; how many devices they lie on."""
     import jax
     import numpy as np
 
@@ -45,26 +47,16 @@ def _update(laboratory, state):
     return after, [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((moments, rows))], devices
 
 
-def _program():
-    import jax.numpy as jnp
+def _compared(laboratory, state):
     import numpy as np
 
     from ctrlax.lab import phases
 
-    laboratory, found = _laboratory(), {}
-    state = laboratory.start([0, 1, 2])
-    for phase in PHASES:
-        assert state.phase == phase
-        after, several, devices = _update(laboratory, state)
-        with mock.patch.object(phases, "all_cores", _one_core):
-            _, alone, one = _update(laboratory, _on_one(state))
-        wrong = [np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in zip(several, alone, strict=True)]
-        found[phase] = {"devices": devices, "one": one, "wrong": float(max(wrong))}
-        state = laboratory.next_phase(after)
-    for members in (3, 4):
-        with phases.all_cores(members) as everywhere:
-            found[f"{members} members"] = len(everywhere(jnp.zeros(1)).devices())
-    print(json.dumps(found))
+    after, several, devices = _update(laboratory, state)
+    with mock.patch.object(phases, "all_cores", _one_core):
+        _, alone, one = _update(laboratory, _on_one(state))
+    wrong = [np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in zip(several, alone, strict=True)]
+    return after, {"devices": [devices, one], "wrong": float(max(wrong))}
 
 
 def _one_core(members):
@@ -74,9 +66,27 @@ def _one_core(members):
 def _on_one(state):
     import jax
 
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, jax.devices()[0]) if isinstance(leaf, jax.Array) else leaf, state
-    )
+    first = jax.devices()[0]
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, first) if isinstance(leaf, jax.Array) else leaf, state)
+
+
+def _program():
+    import jax.numpy as jnp
+
+    from ctrlax.ode.cores import all_cores
+
+    laboratory, found = _laboratory("rk4"), {}
+    state = laboratory.start([0, 1, 2])
+    for phase in ("match", "fit", "improve"):
+        before = state
+        after, found[phase] = _compared(laboratory, state)
+        state = laboratory.next_phase(after)
+    _, found["improve, dopri5"] = _compared(_laboratory("dopri5"), before)
+    used = {}
+    for members in (3, 4):
+        with all_cores(members) as everywhere:
+            used[members] = len(everywhere(jnp.zeros(1)).devices())
+    print(json.dumps({"updates": found, "used": used}))
 
 
 @pytest.mark.slow
@@ -84,13 +94,12 @@ def test_an_update_on_two_devices_is_that_on_one():
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "EQX_ON_ERROR": "nan"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("3 members") == 1  # cannot be shared equally by two
-    assert found.pop("4 members") == 2
-    assert set(found) == set(PHASES)
-    for phase, said in found.items():
-        assert (said["devices"], said["one"]) == (2, 1), phase
-        assert 0 < said["wrong"] < 1e-5, phase  # not one and the same computation, and the same numbers
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["used"] == {"3": 1, "4": 2}  # three cannot be shared equally by two
+    assert set(said["updates"]) == set(AGREE)
+    for phase, bound in AGREE.items():
+        assert said["updates"][phase]["devices"] == [2, 1], phase
+        assert 0 < said["updates"][phase]["wrong"] < bound, phase  # another computation, the same numbers
 
 
 def test_the_command_line_asks_for_a_device_for_every_core(monkeypatch):
